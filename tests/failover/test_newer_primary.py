@@ -1,7 +1,8 @@
 """Who may be newer than the present primary, and what vouches that nobody is, on made-up views."""
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,6 +11,8 @@ from schemas.errors import ExitCode, OperatorNeeded
 from services.failover.checks.facts import facts_of
 from services.failover.checks.registry import run_checks
 from services.failover.execute import promotion_order
+from services.failover.execute.journal import BEGIN, DONE, END, Entry
+from services.failover.execute.timeline_memory import recall
 from services.failover.model.destination import Destination, destination_in
 from services.failover.model.timelines import Milestone, Provenance
 from services.failover.model.view import Node, Reach, View
@@ -17,6 +20,7 @@ from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.request import Request
 from services.failover.plan.resume import Intent, choose
+from services.failover.plan.steps.promotion import PROMOTES
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.watch.assessment import assess
 from tests.failover.test_half_moved import (
@@ -31,6 +35,9 @@ from tests.failover.test_half_moved import (
 from tests.failover.test_plan_switchover import HANDS, actions
 from tests.failover.test_taking_back import Fake, run_of, unanswered, with_machine
 from tests.failover.views import RECEIVED, slot, state, subscription
+
+if TYPE_CHECKING:
+    from services.failover.observe.cluster import Cluster
 
 
 def answering(view: View, name: str, **said: Any) -> View:
@@ -263,9 +270,137 @@ def test_our_mark_on_what_leads_to_another_cluster_is_told() -> None:
     marked = half_moved(trio())
     view = commented(marked, marked.ours()[0][1].comment, foreign_system="9000")
     assert assess(view, Request()).held == ("sub/s1",)
-    (left,) = plan_repoint(view, Request()).left
-    assert left.subject == "sub/s1"
-    assert "leads to another cluster (9000)" in left.reason
+    for planner in (plan_repoint, plan_rollback):
+        (left,) = planner(view, Request()).left
+        assert left.subject == "sub/s1"
+        assert "leads to another cluster (9000)" in left.reason
     found = run_checks(facts_of(view, None))
     assert "sub/s1" in [f.subject for f in found if f.check == "subscription-identified"]
     assert assess(replace(view, subscribers=trio().subscribers), Request()).held == ()
+
+
+AT = "2026-11-26T10:00:00.000+00:00"
+TO_B = Request(rejoin=frozenset("b"))
+
+
+def test_a_void_mark_does_not_let_its_subscription_be_led_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A password was rotated since; b may be the newer primary, and c is of another branch."""
+    marked = half_moved(trio(subscription("s2")))
+    view = led(commented(marked, marked.ours()[0][1].comment, as_marked=False), "c", 2, ((1, 950),))
+    fake = Fake(view)
+    run = run_of(fake, monkeypatch, lambda _view: None)
+    with capture_logs():
+        done = run.carry_out(view, Request(), plan_repoint)
+    assert fake.view.ours()[0][1] == view.ours()[0][1]
+    assert {p.step.subject for p in done.performed if p.step.server == "sub"} == {"s2"}
+    (left,) = [each for each in done.left if each.subject == "sub/s1"]
+    assert "somebody has changed it since, and nobody can ask b" in left.reason
+    assert done.exit_code is ExitCode.SPLIT_BRAIN
+    assert assess(fake.view, Request()).held == ("sub/s1",)
+    dead = unanswered(unanswered(marked, "b", Reach.REFUSED), "a", Reach.REFUSED)
+    dead = replace(dead, nodes=(*dead.nodes[:2], third(streams=False)))
+    dead = commented(dead, marked.ours()[0][1].comment, as_marked=False)
+    plan = plan_failover(dead, Request(target="c", old_primary_is_off=True))
+    steps = [(step.action, step.subject) for step in plan.steps if step.server == "sub"]
+    assert ("repoint", "s1") not in steps
+    assert "sub/s1" in [each.subject for each in plan.left]
+
+
+def test_whom_a_void_mark_was_led_to_is_asked_for_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion_order, "promotion_ordered", lambda _link: True)
+    marked = half_moved(trio())
+    view = commented(marked, marked.ours()[0][1].comment, as_marked=False)
+    fake = Fake(answering(led(view, "c", 2, ((1, 950),)), "b"))
+    run = run_of(fake, monkeypatch, lambda _view: None)
+    with capture_logs():
+        done = run.carry_out(fake.view, Request(), plan_repoint)
+    assert fake.view.ours()[0][1] == view.ours()[0][1]
+    assert "b has been told to promote itself" in done.left[0].reason
+
+
+ELSEWHERE: list[dict[str, Any]] = [
+    {"as_marked": False},
+    {"foreign_system": "9000"},
+    {"foreign_system": "9000", "as_marked": False},
+    {"conninfo": subscription("s", at="elsewhere").conninfo},
+]
+
+
+@pytest.mark.parametrize("change", ELSEWHERE)
+def test_a_node_is_not_rebuilt_whatever_became_of_the_mark_that_waits_for_it(
+    change: dict[str, Any],
+) -> None:
+    marked = half_moved(trio())
+    view = commented(marked, marked.ours()[0][1].comment, **change)
+    view = with_machine(unanswered(view, "b", Reach.REFUSED), "b", HANDS)
+    error = refusal(plan_rejoin, view, TO_B)
+    assert "nobody can ask b (no answer)" in error.message
+    assert "rejoin" in actions(plan_rejoin(view, replace(TO_B, no_newer_primary=True)))
+    branch = led(view, "c", 2, ((1, RECEIVED),))
+    refusal(plan_rejoin, with_machine(branch, "b", HANDS), TO_B)
+    assert assess(view, Request()).held == ("sub/s1",)
+
+
+def test_a_node_that_was_told_to_promote_itself_last_is_not_rebuilt() -> None:
+    """It gives no answer, and the primary does not descend from what came of that order."""
+    dead = with_machine(unanswered(trio(), "b", Reach.REFUSED), "b", HANDS)
+    ordered = replace(dead, promotions=(("b", AT),), promoted_from=1)
+    branch = with_machine(led(ordered, "c", 2, ((1, 950),)), "b", HANDS)
+    for view in (ordered, replace(ordered, promoted_from=0), branch):
+        error = refusal(plan_rejoin, view, TO_B)
+        assert f"an order of {AT} to promote b" in error.message
+        assert "rejoin" in actions(plan_rejoin(view, replace(TO_B, no_newer_primary=True)))
+    later = with_machine(led(ordered, "c", 3, ((1, 950), (2, 2000))), "b", HANDS)
+    handed_on = replace(ordered, promotions=(("b", AT), ("a", AT)))
+    for view in (dead, later, handed_on):
+        assert "rejoin" in actions(plan_rejoin(view, TO_B))
+
+
+def test_a_rejoin_tells_whose_marks_nobody_can_read() -> None:
+    view = with_machine(unanswered(trio(), "b", Reach.REFUSED), "b", HANDS)
+    silent = tuple(replace(s, reach=Reach.SILENT, subscriptions=()) for s in view.subscribers)
+    (note,) = plan_rejoin(replace(view, subscribers=silent), TO_B).notes
+    assert note.startswith("not judged: whether a run was leading a subscription of sub to b")
+    assert plan_rejoin(view, TO_B).notes == ()
+
+
+@pytest.mark.parametrize("ordered", [True, None])
+def test_nothing_is_led_to_an_old_primary_while_the_awaited_standby_has_an_order(
+    ordered: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """s2 leads to c, which is dead; a takes writes, and b is about to be the primary."""
+    monkeypatch.setattr(promotion_order, "promotion_ordered", lambda _link: ordered)
+    view = half_moved(trio(subscription("s2")))
+    where, first = view.ours()[0]
+    second = where.subscriptions[1]
+    second = replace(second, conninfo=second.conninfo.at(view.node("c").address))
+    view = replace(view, subscribers=(replace(where, subscriptions=(first, second)),))
+    fake = Fake(unanswered(view, "c", Reach.REFUSED))
+    run = run_of(fake, monkeypatch, lambda _view: None)
+    with (
+        capture_logs(),
+        pytest.raises(
+            OperatorNeeded, match=r"b (has been|may have been) told to promote"
+        ) as caught,
+    ):
+        run.carry_out(fake.view, Request(), plan_repoint)
+    assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
+    assert [found for _, found in fake.view.ours()] == [first, second]
+
+
+def test_the_journals_order_tells_which_timeline_its_promotion_leaves() -> None:
+    cluster = SimpleNamespace(sightings=SimpleNamespace())
+    run: dict[str, Any] = {"run": "r", "number": 1, "at": AT, "by": "x", "command": "failover"}
+    begun = Entry(**run, step=BEGIN, intent={"timeline": 3})
+    recall(cast("Cluster", cluster), [begun, Entry(**run, step=f"{PROMOTES}b", server="b")], None)
+    assert (cluster.promotions, cluster.promoted_from) == ((("b", AT),), 3)
+    dead = Entry(**run, step=BEGIN, intent={"timeline": 0})
+    ended = Entry(
+        **run, step=END, outcome=DONE, intent={"met": Milestone("7000", 5, 950, "db:1").note}
+    )
+    for entries, left in (([dead], 0), ([dead, ended], 4), ([dead, replace(ended, run="o")], 0)):
+        order = Entry(**run, step=f"{PROMOTES}b", server="b")
+        recall(cast("Cluster", cluster), [entries[0], order, *entries[1:]], None)
+        assert cluster.promoted_from == left

@@ -69,7 +69,7 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
     View: {
         **_each("nodes subscribers", PART),
         **_each("bridge_slot bridge_url loss_limit managed_by", SETTING),
-        **_each("published milestones promotions unread", RECALLED),
+        **_each("published milestones promotions promoted_from unread", RECALLED),
         **_each("known_slots known_slots_at synchronous_before", TOLD),
         "sighting": _unknown(None, said=True),
         "known_standbys": _unknown(frozenset()),

@@ -173,6 +173,22 @@ def unreachable(view: View) -> tuple[Blocker, ...]:
 def unidentified(view: View) -> tuple[Blocker, ...]:
     """Return the subscriptions that stay untouched because nobody can tell who feeds them."""
     slots = {slot.slot_name for node in view.nodes if node.state for slot in node.state.slots}
+    unknown = tuple(
+        Blocker(
+            f"{subscriber.name}/{found.name}",
+            f"the publisher is unknown: {found.conninfo.address} is not a known address of a node, "
+            "and no server that answers there can be identified",
+            "where that is a node of this pair, list the address in failover.advertised and run "
+            "slotfailover repoint; where it is not, list it in failover.others",
+        )
+        for subscriber, found in view.unidentified()
+        if found.slot_name in slots  # else it can't be fed by this pair, whoever feeds it
+    )
+    return (*foreign(view), *unknown)
+
+
+def foreign(view: View) -> tuple[Blocker, ...]:
+    """Return disabled subscriptions whose mark, or whose address, is that of another cluster."""
     others = tuple(
         Blocker(
             f"{where.name}/{found.name}",
@@ -187,22 +203,11 @@ def unidentified(view: View) -> tuple[Blocker, ...]:
     astray = tuple(
         Blocker(
             f"{where.name}/{found.name}",
-            f"slotfailover disabled it to lead it to {found.destination}, and its connection "
+            f"slotfailover disabled it to lead it to {found.disabled_for}, and its connection "
             f"string leads to another cluster ({found.foreign_system}) now",
             "let its address answer as a node of this pair again; if it is to follow the other "
             "cluster, load its tables anew, and take the mark out of its comment",
         )
         for where, found in view.astray()
     )
-    unknown = tuple(
-        Blocker(
-            f"{subscriber.name}/{found.name}",
-            f"the publisher is unknown: {found.conninfo.address} is not a known address of a node, "
-            "and no server that answers there can be identified",
-            "where that is a node of this pair, list the address in failover.advertised and run "
-            "slotfailover repoint; where it is not, list it in failover.others",
-        )
-        for subscriber, found in view.unidentified()
-        if found.slot_name in slots  # else it can't be fed by this pair, whoever feeds it
-    )
-    return (*others, *astray, *unknown)
+    return (*others, *astray)

@@ -14,7 +14,7 @@ from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.blockers import Blocker
-from services.failover.model.destination import destination_in, named
+from services.failover.model.destination import named
 from services.failover.model.statements import identifier
 from services.failover.model.timelines import left_at
 
@@ -46,22 +46,26 @@ class Doubt:
     behind: bool
     """The primary has not left the timeline from which the promotion began: it may be the old one.
     Else it is a later one, and only the subscription itself has to wait."""
+    void: bool = False
+    """Somebody has changed the subscription since: it has no say about any other."""
 
     @property
     def reason(self) -> str:
         """Whom the subscription was led to, and who may be that primary."""
         who = " and ".join(suspect.reason for suspect in self.suspects)
         led = f"disabled {self.subject} to lead it to {self.destination}"
-        return f"a run that did not end {led}, and {who}"
+        since = ", somebody has changed it since" if self.void else ""
+        return f"a run that did not end {led}{since}, and {who}"
 
     @property
     def hint(self) -> str:
         """The remedy: never a mere ENABLE, which takes the protection away."""
         remedies = ", ".join(suspect.remedy for suspect in self.suspects)
         who = " and ".join(suspect.name for suspect in self.suspects)
+        branch = "" if self.behind else " on a branch that the primary does not descend from"
         return (
-            f"{remedies}, then slotfailover repoint or resume; if nobody has promoted {who} since, "
-            f"say so to the command: {VOUCH}"
+            f"{remedies}, then slotfailover repoint or resume; if nobody has promoted {who} since"
+            f"{branch}, say so to the command: {VOUCH}"
         )
 
 
@@ -70,7 +74,7 @@ def rivals(view: View, subscription: Subscription, primary: Node | None) -> tupl
 
     Nobody, if `primary` is that one, or descends from it. A mark of an older release names nobody.
     """
-    led = subscription.destination
+    led = subscription.disabled_for
     if led is None or (primary is not None and _arrived(led, subscription, primary)):
         return ()
     new = primary.name if primary is not None else ""
@@ -108,28 +112,31 @@ def doubt_of(
     view: View, subscriber: Subscriber, subscription: Subscription, primary: Node | None
 ) -> Doubt | None:
     """Return why `primary` (None: none answers) must not feed a disabled subscription, or None."""
-    led = subscription.destination
+    led = subscription.disabled_for
     found = [suspect(view, name, primary) for name in rivals(view, subscription, primary)]
     suspects = tuple(one for one in found if one is not None)
     if led is None or not suspects:
         return None
-    behind = primary is None or _is_behind(led, subscription, primary)
-    return Doubt(f"{subscriber.name}/{subscription.name}", led, suspects, behind)
+    behind = primary is None or is_behind(subscription, primary)
+    subject, void = f"{subscriber.name}/{subscription.name}", not subscription.marked
+    return Doubt(subject, led, suspects, behind, void)
 
 
-def _is_behind(led: Destination, subscription: Subscription, primary: Node) -> bool:
-    server, history = primary.known_state.server, primary.known_state.provenance.history
-    return led.is_behind(server.timeline, history, subscription.milestone)
+def is_behind(subscription: Subscription, primary: Node) -> bool:
+    """Tell whether `primary` may be older than the one to which a run led the subscription."""
+    led, state = subscription.disabled_for, primary.known_state
+    history, noted = state.provenance.history, subscription.milestone
+    return led is not None and led.is_behind(state.server.timeline, history, noted)
 
 
 def _arrived(led: Destination, subscription: Subscription, primary: Node) -> bool:
     known = led.identified or led.node == named(primary.name)
-    return known and not _is_behind(led, subscription, primary)
+    return known and not is_behind(subscription, primary)
 
 
 def doubts(view: View, primary: Node) -> list[Doubt]:
     """Return the doubts about `primary` of all subscriptions that a run has disabled."""
-    found = (doubt_of(view, where, s, primary) for where, s in view.ours())
+    found = (doubt_of(view, where, s, primary) for where, s in view.awaiting())
     return [doubt for doubt in found if doubt is not None]
 
 
@@ -138,15 +145,14 @@ def disabled_by_runs(view: View) -> tuple[str, ...]:
 
     Also those whose mark is void: nobody has enabled them since.
     """
-    found = [(where, s) for where, s in view.ours() if s.marked or void_mark(s)]
-    found += [*view.marked_elsewhere(), *view.astray()]
-    return tuple(f"{where.name}/{s.name}" for where, s in found)
+    found = [(where, s) for where, s in view.ours() if s.disabled_for]
+    found += [*view.marked_elsewhere(), *view.awaiting()]
+    return tuple(dict.fromkeys(f"{where.name}/{s.name}" for where, s in found))
 
 
 def void_mark(subscription: Subscription) -> Destination | None:
     """Return to whom a run led a subscription that somebody has changed since, None without one."""
-    void = not subscription.enabled and not subscription.as_marked
-    return destination_in(subscription.comment) if void else None
+    return None if subscription.as_marked else subscription.disabled_for
 
 
 def stays_disabled(subscriber: Subscriber, subscription: Subscription) -> str:

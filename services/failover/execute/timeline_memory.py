@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from schemas.lsn import parse_lsn
-from services.failover.execute.journal import Entry, instant
+from services.failover.execute.journal import DONE, END, Entry, instant
 from services.failover.model.kafka_progress import KafkaProgress
 from services.failover.model.loss_limit import Sighting
 from services.failover.model.timelines import Milestone, milestone_in
@@ -73,14 +73,21 @@ def recall(
     known = KnownSlots()
     told: Told | None = None
     promotions: list[tuple[str, str]] = []
+    promoted_by, promoted_from = "", 0
+    begun_on: dict[str, int] = {}
     kept = list(entries)
     for entry in kept:
+        if isinstance(begun := entry.intent.get("timeline"), int):
+            begun_on[entry.run] = begun
         if entry.step.startswith(PROMOTES) and entry.server:
             promotions.append((entry.server, entry.at))
+            promoted_by, promoted_from = entry.run, begun_on.get(entry.run, 0)
         met = _milestone(entry.intent.get("met"))
         if met is not None:
             found.append((f"the journal ({entry.command} of {entry.at})", met))
             told = _later(told, _told(entry, met))
+            if entry.run == promoted_by and (entry.step, entry.outcome) == (END, DONE):
+                promoted_from = promoted_from or met.timeline - 1
         slots = entry.intent.get("failover_slots")
         if isinstance(slots, list):
             known = KnownSlots(frozenset(map(str, slots)), entry.at)
@@ -90,6 +97,7 @@ def recall(
     cluster.unread = tuple(unread)
     cluster.published = published
     cluster.promotions = tuple(promotions)
+    cluster.promoted_from = promoted_from
     cluster.sightings.told = told
     cluster.recorded_at = max((e.at for e in kept), default="", key=instant)
     cluster.known_slots = known.names

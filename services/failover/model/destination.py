@@ -110,6 +110,13 @@ def destination_in(comment: str) -> Destination | None:
     return Destination(system, node, None, int(found["left"]), beyond)
 
 
+def timelines_in(comment: str) -> list[Milestone]:
+    """Return the timelines that a comment says were met: by its note, and by a run's mark."""
+    told = destination_in(comment)
+    led = told.met if told is not None and told.met and told.met.began is not None else None
+    return [met for met in (milestone_in(comment), led) if met is not None]
+
+
 def mark_in(comment: str) -> str:
     """Return the mark at the end of a comment as it stands there, "" without one."""
     found = _MARK.search(comment)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from services.failover.model.destination import destination_in
+from services.failover.model.destination import destination_in, timelines_in
 from services.failover.model.loss_limit import LossLimit
 from services.failover.model.timelines import Milestone, Provenance, milestone_in
 
@@ -218,20 +218,12 @@ class Subscription:
     heard_age_s: float | None = None
     """Seconds since its worker's last message; None where it has none."""
     as_marked: bool = True
-    """Nobody has changed it since its comment was written, in one transaction with a change of
-    it: whoever enables or disables it by hand has the say, whatever a mark still tells."""
+    """Nobody has changed it since the transaction that wrote its comment: else its mark is void."""
 
     @property
     def milestone(self) -> Milestone | None:
         """The newest timeline from which it was fed, as its comment says."""
         return milestone_in(self.comment)
-
-    @property
-    def led_to(self) -> Milestone | None:
-        """The timeline that a run had met when it disabled it; it was met, whatever came since."""
-        told = destination_in(self.comment)
-        met = told.met if told is not None else None
-        return met if met is not None and met.began is not None else None
 
     @property
     def marked(self) -> bool:
@@ -241,8 +233,12 @@ class Subscription:
     @property
     def destination(self) -> Destination | None:
         """Where the run that disabled it leads it; None where nothing of a run stands any more."""
-        counts = not self.enabled and self.as_marked
-        return destination_in(self.comment) if counts else None
+        return self.disabled_for if self.as_marked else None
+
+    @property
+    def disabled_for(self) -> Destination | None:
+        """Where a run led it when it disabled it, also if the mark is void by now."""
+        return None if self.enabled else destination_in(self.comment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +286,8 @@ class View:
     """The primary that this very process has last seen taking writes; "": none."""
     promotions: tuple[tuple[str, str], ...] = ()
     """(node, UTC time in ISO 8601) of each order to promote that the journals have, in order."""
+    promoted_from: int = 0
+    """The timeline that the last of these promotions leaves; 0 where that is unknown."""
     synchronous_before: str = ""
     """synchronous_standby_names of the primary before this one, while this one has none."""
     loss_limit: LossLimit = LossLimit()  # noqa: RUF009 - it is frozen
@@ -330,30 +328,36 @@ class View:
 
     def ours(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that this pair feeds, in order of subscriber and name."""
-        return self._subscriptions(self._feeds)
+        return self._all(self._feeds)
 
     def strangers(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that another cluster feeds."""
-        return self._subscriptions(lambda s: bool(s.foreign_system))
+        return self._all(lambda s: bool(s.foreign_system))
 
     def unidentified(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions whose feeding server nobody can identify."""
-        return self._subscriptions(lambda s: not s.foreign_system and not self._leads_here(s))
+        return self._all(lambda s: not s.foreign_system and not self._leads_here(s))
 
     def marked_elsewhere(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that lead here, and that a run of another cluster disabled."""
-        return self._subscriptions(lambda s: self._leads_here(s) and not self._feeds(s))
+        return self._all(lambda s: self._leads_here(s) and not self._feeds(s))
 
     def astray(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that a run has disabled, and that lead to another cluster."""
-        strangers = self.strangers()
-        return [
-            (w, s) for w, s in strangers if (led := s.destination) and led.system == self.system
-        ]
+        return [(where, s) for where, s in self.awaiting() if s.foreign_system]
 
-    def _subscriptions(
-        self, chosen: Callable[[Subscription], bool]
-    ) -> list[tuple[Subscriber, Subscription]]:
+    def awaiting(self) -> list[tuple[Subscriber, Subscription]]:
+        """Return what a run of this cluster has disabled, also where a mark is void."""
+        return self._all(self._awaits)
+
+    def _awaits(self, subscription: Subscription) -> bool:
+        """Tell whether a run of this cluster has disabled it, by its mark, which may be void."""
+        led = subscription.disabled_for
+        if led is not None and led.system and self.system:
+            return led.system == self.system
+        return led is not None and self._leads_here(subscription)
+
+    def _all(self, chosen: Callable[[Subscription], bool]) -> list[tuple[Subscriber, Subscription]]:
         return [(where, s) for where in self.subscribers for s in where.subscriptions if chosen(s)]
 
     @property
@@ -367,8 +371,7 @@ class View:
         noted = [
             (f"{where.name}/{found.name}", met)
             for where, found in self.ours()
-            for met in (found.milestone, found.led_to)
-            if met is not None
+            for met in timelines_in(found.comment)
         ]
         everything = (*noted, *self.milestones)
         return [(who, met) for who, met in everything if met.system == self.system]

@@ -127,6 +127,7 @@ class Cluster:
         self.published: KafkaProgress | None = None
         self.known_slots: frozenset[str] = frozenset()
         self.promotions: tuple[tuple[str, str], ...] = ()
+        self.promoted_from = 0
         self.recorded_at = ""
         self.known_slots_at = ""
         """The memory of the journal and Kafka, for every view (execute.timeline_memory)."""
@@ -187,6 +188,7 @@ class Cluster:
             known_slots=self.known_slots,
             known_slots_at=self.known_slots_at,
             promotions=self.promotions,
+            promoted_from=self.promoted_from,
         )
         return self.sightings.complete(remembering)
 

@@ -137,6 +137,8 @@ def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]
     for subscriber, subscription in view.ours():
         if not subscriber.usable or f"{subscriber.name}/{subscription.name}" in request.given_up:
             continue
+        if not subscription.enabled and not subscription.marked:
+            notes.append(stays_disabled(subscriber, subscription))
         doubt = doubt_now(view, request, subscriber, subscription, node)
         if doubt is not None:
             left.append(held(doubt, node))
@@ -156,8 +158,6 @@ def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]
         feeds = may_go_on and (subscription.enabled or subscription.marked)
         if feeds and subscription.slot_name:
             fed.add(subscription.slot_name)
-        if not subscription.enabled and not subscription.marked:
-            notes.append(stays_disabled(subscriber, subscription))
     # After a move all are verified, also those that have come by themselves.
     fresh = draft.request.promoted == primary
     waiting = {name for name in fed if fresh or not _flows(node, name)}

@@ -10,7 +10,7 @@ from services.failover.model.preconditions import require_one_primary, require_o
 from services.failover.plan.completion import attach, complete
 from services.failover.plan.invariants import check_invariants, require_nobody_hidden
 from services.failover.plan.request import Draft, Plan, Request
-from services.failover.plan.succession import require_expendable, vouched
+from services.failover.plan.succession import require_expendable, unjudged, vouched
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, View
@@ -56,7 +56,8 @@ def plan_rejoin(view: View, request: Request) -> Plan:
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             )
     check_invariants(plan, view, request)
-    return replace(plan, notes=(*vouched(view, request, primary), *plan.notes))
+    notes = (*vouched(view, request, primary), *unjudged(view, request, primary))
+    return replace(plan, notes=(*notes, *plan.notes))
 
 
 def _primary(view: View, operation: str) -> Node:

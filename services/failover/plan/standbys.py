@@ -27,7 +27,7 @@ from services.failover.model.topology import (
     streams_from,
 )
 from services.failover.plan.steps import topology as effects
-from services.failover.plan.succession import awaited
+from services.failover.plan.succession import newer_perhaps
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node
@@ -68,8 +68,8 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Blocker]:
         return _not_wished(node, primary, diverged=diverged)
     if node.writable:
         return []  # a split brain, which is refused elsewhere
-    if doubts := awaited(draft.view, draft.request, node, above):
-        return [Blocker(name, doubts[0].reason, doubts[0].hint, ExitCode.SPLIT_BRAIN)]
+    if blocker := newer_perhaps(draft.view, draft.request, node, above):
+        return [blocker]
     if node.machine is None or not node.machine.may_rejoin:
         return [
             Blocker(

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
+from services.failover.checks.blockers import Blocker
 from services.failover.checks.half_moved import (
     VOUCH,
     Doubt,
     branch_of,
     doubt_of,
     doubts,
+    is_behind,
     rivals,
+    suspect,
 )
 from services.failover.model.destination import named
+from services.failover.model.view import Reach
 from services.failover.plan.request import OPERATION, Request
 from services.failover.plan.steps.step import OF_SUBSCRIBERS
 
@@ -65,7 +69,7 @@ def require_no_newer(view: View, request: Request, node: Node) -> None:
     A run has disabled a subscription to lead it beyond the timeline that `node` is on. If it was
     killed, it may have promoted a node that gives no answer now, or followed its promotion.
     """
-    if found := [doubt for doubt in _open(view, request, node) if doubt.behind]:
+    if found := _behind(view, request, node):
         where = branch_of(node, found[0])
         what = f"{node.name} may be an old primary that came back: it is on {where}"
         raise _refusal(what, node, found)
@@ -73,7 +77,7 @@ def require_no_newer(view: View, request: Request, node: Node) -> None:
 
 def require_nobody_promoted(view: View, request: Request, chosen: Node) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) where a run may have promoted another than `chosen`."""
-    found = [doubt for doubt in _open(view, request, chosen) if doubt.behind]
+    found = _behind(view, request, chosen)
     if found := [doubt for doubt in found if doubt.destination.node != named(chosen.name)]:
         raise _refusal("another node may have been promoted already", chosen, found)
 
@@ -81,15 +85,68 @@ def require_nobody_promoted(view: View, request: Request, chosen: Node) -> None:
 def require_expendable(view: View, request: Request, primary: Node) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) where a node to be rebuilt may be the newer primary."""
     require_no_newer(view, request, primary)
-    for name in request.rejoin:
-        if found := awaited(view, request, view.node(name), primary):
-            raise _refusal(f"{name} may have been promoted, and is not rebuilt", primary, found)
+    for name in sorted(request.rejoin):
+        if found := newer_perhaps(view, request, view.node(name), primary):
+            raise OperatorNeeded(
+                f"{name} may have been promoted, and is not rebuilt; {found.reason}",
+                operation=OPERATION,
+                subject=name,
+                hint=found.hint,
+                exit_code=found.exit_code,
+            )
 
 
-def awaited(view: View, request: Request, node: Node, primary: Node) -> list[Doubt]:
-    """Return the doubts about `primary` of subscriptions that may be led to this node."""
-    found = _open(view, request, primary)
-    return [doubt for doubt in found if node.name in [one.name for one in doubt.suspects]]
+def newer_perhaps(view: View, request: Request, node: Node, primary: Node) -> Blocker | None:
+    """Return why a node must not be rebuilt, as it may be newer than `primary`; None if it may.
+
+    A mark tells, void or not, wherever its subscription leads; or the journal's last order does.
+    """
+    for doubt in _open(view, request, primary):
+        if node.name in [one.name for one in doubt.suspects]:
+            return Blocker(node.name, doubt.reason, doubt.hint, ExitCode.SPLIT_BRAIN)
+    ordered = "" if request.promoted == primary.name else _last_ordered(view, primary)
+    found = suspect(view, node.name, primary)
+    if ordered != node.name or found is None or request.no_newer_primary:
+        return None
+    return Blocker(
+        node.name,
+        f"the journal has an order of {view.promotions[-1][1]} to promote {node.name}, "
+        f"{primary.name} on timeline {primary.known_state.server.timeline} does not descend from "
+        f"that promotion, as far as is known, and {found.reason}",
+        f"{found.remedy}; if {node.name} has not become a primary by that order, say so to the "
+        f"command: {VOUCH}",
+        ExitCode.SPLIT_BRAIN,
+    )
+
+
+def _last_ordered(view: View, primary: Node) -> str:
+    """Return the node that was last told to promote itself; "" where `primary` came of that.
+
+    The new timeline has a higher number than the one that it leaves: a primary that came of it has
+    such a timeline among its own past ones.
+    """
+    if not view.promotions or view.promotions[-1][0] == primary.name:
+        return ""
+    past = [timeline for timeline, _ in primary.known_state.provenance.history or ()]
+    descends = view.promoted_from and any(timeline > view.promoted_from for timeline in past)
+    return "" if descends else view.promotions[-1][0]
+
+
+def unjudged(view: View, request: Request, primary: Node) -> list[str]:
+    """Return notes on nodes to be rebuilt that subscribers without an answer may be waiting for."""
+    silent = [found.name for found in view.subscribers if found.reach is not Reach.ANSWERS]
+    return [
+        f"not judged: whether a run was leading a subscription of {', '.join(silent)} to {name}, "
+        "as nobody can read its mark"
+        for name in sorted(request.rejoin)
+        if silent and suspect(view, name, primary) is not None
+    ]
+
+
+def _behind(view: View, request: Request, node: Node) -> list[Doubt]:
+    """Return the doubts that keep every subscription from a primary, which may be the old one."""
+    found = _open(view, request, node)
+    return [doubt for doubt in found if doubt.behind and not doubt.void]
 
 
 def _open(view: View, request: Request, node: Node) -> list[Doubt]:
@@ -120,19 +177,31 @@ def doubt_now(
 
 
 def vouching(view: View, request: Request, step: Step) -> tuple[Node, ...]:
-    """Return the nodes on whose word a step changes a subscription that a run has disabled."""
-    for where, found in view.ours():
-        if step.action not in OF_SUBSCRIBERS or (where.name, found.name) != _about(step):
-            continue
-        node = view.node(step.node)
-        if not request.no_newer_primary and not _own(request, where, found, node):
-            names = rivals(view, found, node)
-            return tuple(other for other in view.standbys if other.name in names)
-    return ()
+    """Return the nodes on whose word a step at a subscriber relies.
+
+    It relies on those of its subscription's own mark, and on those of every mark that tells of a
+    newer primary than the step's: else nothing is led to that.
+    """
+    if step.action not in OF_SUBSCRIBERS or request.no_newer_primary:
+        return ()
+    node, names = view.node(step.node), set[str]()
+    for where, found in view.awaiting():
+        if (where.name, found.name) == (step.server, step.subject):
+            relies = not _own(request, where, found, node)
+        else:
+            relies = _holds_up(request, where, found, node)
+        names.update(rivals(view, found, node) if relies else ())
+    return tuple(other for other in view.standbys if other.name in names)
 
 
-def _about(step: Step) -> tuple[str, str]:
-    return step.server, step.subject
+def _holds_up(
+    request: Request, subscriber: Subscriber, subscription: Subscription, node: Node
+) -> bool:
+    """Tell whether a mark, which this run did not write, tells of a newer primary than `node`."""
+    led, own = subscription.destination, f"{subscriber.name}/{subscription.name}" in request.marked
+    if led is None or own or led.node == named(node.name):
+        return False
+    return is_behind(subscription, node)
 
 
 def _own(request: Request, subscriber: Subscriber, subscription: Subscription, node: Node) -> bool:

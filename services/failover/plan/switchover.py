@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from services.failover.checks.blockers import Blocker, unreachable
+from services.failover.checks.blockers import Blocker, foreign, unreachable
 from services.failover.checks.half_moved import held, stays_disabled, void_mark
 from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import require_one_primary, require_one_system
@@ -114,7 +114,7 @@ def plan_rollback(view: View, request: Request) -> Plan:
     for standby in view.standbys:
         if standby.state is not None and standby.state.cut:
             draft.add(receivers.reconnect(standby, name or standby.name))
-    left = [*unreachable(view), *_enable_again(draft, old)]
+    left = [*unreachable(view), *foreign(view), *_enable_again(draft, old)]
     why = f"{name} was not replaced and goes on" if name else "nothing was promoted"
     notes = vouched(view, request, old) if old is not None else []
     notes += [stays_disabled(where, found) for where, found in view.ours() if void_mark(found)]
