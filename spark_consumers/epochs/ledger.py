@@ -11,23 +11,25 @@ It is also all that a start needs; without it, the tables themselves tell what t
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import structlog
 import tenacity
 from pyspark.sql import SparkSession
 
 from schemas.errors import OperatorNeeded, SettingsError
 from schemas.lsn import format_lsn
 from schemas.tables import TablesSettings
-from spark_consumers.failures import FOREIGN
+from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, retention
 from spark_consumers.iceberg.maintenance import Recorded
 from spark_consumers.iceberg.retention import Retention
 from spark_consumers.iceberg.tables import NEVER
 from spark_consumers.kafka.reader import Offsets
 
+log = structlog.get_logger()
 NAME = "_epochs"
 _EXPIRED_EVERY = 64
 ASKED = "slotbridge.asked"
@@ -121,7 +123,11 @@ class Ledger:
             append.set(f"slotbridge.{name}", value)
         append.commit()
         if record.epoch % _EXPIRED_EVERY == 0:
-            self.thin(spark, int(time.time() * 1000))
+            try:
+                self.thin(spark, int(time.time() * 1000))
+            except FOREIGN as error:
+                failure = translated(error, "thin the record of epochs")
+                log.warning("old epochs stay for now", error=str(failure))
         return found.get(ASKED, "")
 
     @_AGAIN
@@ -135,8 +141,9 @@ class Ledger:
             return []
         table = catalog.load(spark, self.identifier)
         entries = _entries(table)
-        places = retention.kept([e.time_ms for e in entries], now_ms, self._retention)
-        stay = [entries[place] for place in places[-self._most :]]
+        refs = catalog.metadata(table).get("refs", {})
+        named = {int(ref["snapshot-id"]) for ref in refs.values()}
+        stay = staying(entries, named, self._retention, self._most, now_ms)
         gone = {entry.snapshot for entry in entries} - {entry.snapshot for entry in stay}
         if gone:
             # Else Iceberg would also remove what is older than five days.
@@ -151,6 +158,17 @@ class Ledger:
         """Let `run` look at its tables after its next epoch: something is asked of some."""
         if spark.catalog.tableExists(self.identifier):
             catalog.set_property(catalog.load(spark, self.identifier), ASKED, what)
+
+
+def staying(
+    entries: Sequence["Entry"], named: Container[int], ages: Retention, most: int, now_ms: int
+) -> list["Entry"]:
+    """Return the epochs that stay recorded, also those whose snapshot is `named`. Pure.
+
+    Iceberg does not remove a snapshot that a reference names.
+    """
+    places = set(retention.kept([entry.time_ms for entry in entries], now_ms, ages)[-most:])
+    return [e for place, e in enumerate(entries) if place in places or e.snapshot in named]
 
 
 def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
@@ -194,7 +212,7 @@ def require_snapshot(
     return snapshot
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """The snapshot of the record's table that has an epoch, and when it was written."""
 
     record: EpochRecord
@@ -202,13 +220,13 @@ class _Entry(NamedTuple):
     time_ms: int
 
 
-def _entries(table: Any) -> list[_Entry]:
+def _entries(table: Any) -> list[Entry]:
     """Return what the record's table has, the first epoch first."""
     found = []
     for snapshot in catalog.metadata(table).get("snapshots", ()):
         record = _record(snapshot["summary"])
         if record is not None:
-            found.append(_Entry(record, snapshot["snapshot-id"], snapshot["timestamp-ms"]))
+            found.append(Entry(record, snapshot["snapshot-id"], snapshot["timestamp-ms"]))
     return sorted(found, key=lambda entry: entry.record.epoch)
 
 

@@ -37,6 +37,7 @@ so that the table may have a row that the source has not. KEPT: columns that not
 more. SEEN_LSN: inserts that commit before it may be of rows that a snapshot brought."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _TAG = "lsn_"
+_OWN_TAG = re.compile(_TAG + "[0-9A-F]{1,8}_[0-9A-F]{1,8}")
 
 
 def namespace(kafka: KafkaSettings, tables: TablesSettings) -> str:
@@ -180,7 +181,7 @@ def tag_lsn(name: str) -> int:
 
 def own_tags_of(refs: Iterable[str]) -> list[str]:
     """Return those references that are tags of slottables, the oldest LSN first. Pure."""
-    return sorted((name for name in refs if name.startswith(_TAG)), key=tag_lsn)
+    return sorted(filter(_OWN_TAG.fullmatch, refs), key=tag_lsn)
 
 
 def forget(table: Any, tags: Collection[str]) -> None:

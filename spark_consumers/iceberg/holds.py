@@ -5,6 +5,7 @@ kill left behind is removed by the maintenance after that time.
 """
 
 import contextlib
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from spark_consumers.iceberg import catalog
 
 log = structlog.get_logger()
 _PREFIX: Final = "slottables_holds_until_"
+_HOLD: Final = re.compile(_PREFIX + "([0-9]+)_[0-9a-f]+")
 _LASTS_MS: Final = 24 * 3600 * 1000
 
 
@@ -35,8 +37,8 @@ def held(spark: SparkSession, snapshots: Mapping[str, int]) -> Iterator[None]:
 
 def expired(names: Iterable[str], now_ms: int) -> list[str]:
     """Return the tags of holds, among a table's references, whose time is over. Pure."""
-    holds = (name for name in names if name.startswith(_PREFIX))
-    return [n for n in holds if int(n.removeprefix(_PREFIX).partition("_")[0]) < now_ms]
+    holds = filter(None, map(_HOLD.fullmatch, names))
+    return [hold[0] for hold in holds if int(hold[1]) < now_ms]
 
 
 def _release(spark: SparkSession, identifier: str, name: str) -> None:

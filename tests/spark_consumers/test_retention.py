@@ -3,7 +3,8 @@
 import hypothesis
 from hypothesis import strategies as st
 
-from spark_consumers.iceberg.catalog import tag_name
+from spark_consumers.epochs.ledger import Entry, EpochRecord, staying
+from spark_consumers.iceberg.catalog import own_tags_of, tag_name
 from spark_consumers.iceberg.maintenance import NOTHING, Recorded, forgotten
 from spark_consumers.iceberg.retention import HOUR_MS, MINUTE_MS, Retention, kept
 
@@ -128,3 +129,19 @@ def test_a_hold_goes_when_its_time_is_over() -> None:
     hold = "slottables_holds_until_1000_a"
     assert forgotten({hold: 1}, {1: 0}, NOTHING, DEFAULT, 300, 1000) == []
     assert forgotten({hold: 1}, {1: 0}, NOTHING, DEFAULT, 300, 1001) == [hold]
+
+
+def test_an_epoch_whose_snapshot_has_a_reference_stays_recorded() -> None:
+    """Iceberg refuses to remove such a snapshot, and all others with it."""
+    entries = [
+        Entry(EpochRecord(n, n, 0, {}, None, {}), 10 * n, START_MS - (5 - n) * 40 * DAY_MS)
+        for n in range(1, 6)
+    ]
+    assert staying(entries, {10, 30}, DEFAULT, 300, START_MS) == [entries[n] for n in (0, 2, 4)]
+    assert staying(entries, set(), DEFAULT, 300, START_MS) == entries[4:]
+
+
+def test_tags_that_only_look_like_ours_are_left_alone() -> None:
+    refs = {"slottables_holds_until_friday": 1, "lsn_of_the_audit": 2, "lsn_2026": 3}
+    assert own_tags_of(refs) == []
+    assert forgotten(refs, dict.fromkeys(range(4), 0), NOTHING, DEFAULT, 300, START_MS) == []
