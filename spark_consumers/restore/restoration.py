@@ -1,7 +1,8 @@
 """Puts tables as of an LSN into a PostgreSQL database, and compares what is there afterwards.
 
 All tables are read at the snapshots that one epoch names: they agree with each other. The target
-takes them in one transaction, which commits only once each table there is equal to its snapshot.
+takes them in one transaction, which commits only once each table there is equal to its snapshot,
+after all of them were filled and the triggers that wait for the commit have fired.
 """
 
 import tempfile
@@ -24,7 +25,7 @@ from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.layout import Layout, rule_of
 from spark_consumers.iceberg.sums import is_sums
-from spark_consumers.iceberg.tables import State, Tables
+from spark_consumers.iceberg.tables import NEVER, State, Tables
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.restore.target import OPERATION, Target, opened
@@ -43,6 +44,7 @@ class Restored:
 
     `rows` is an estimate after a dry run. `columns`: name and type; `as_text`: those that are text
     because the target lacks their type. `lacks_events`: events of the table had been left out.
+    `within_snapshot`: a snapshot may have brought rows after the epoch.
     """
 
     table: str
@@ -50,12 +52,15 @@ class Restored:
     columns: dict[str, str]
     as_text: list[str]
     lacks_events: bool
+    within_snapshot: bool
 
     def line(self) -> str:
         """Return the table as a line of text."""
         notes = [f"text instead of its own type: {', '.join(self.as_text)}"] if self.as_text else []
         if self.lacks_events:
             notes.append("not judged whether these are the source's rows: events were left out")
+        if self.within_snapshot:
+            notes.append("a snapshot brought rows later, which may be missing: restore a later LSN")
         return "; ".join((f"{self.table}: {self.rows} rows", *notes))
 
 
@@ -111,6 +116,7 @@ class _Table:
     layout: Layout
     rows_estimate: int
     lacks_events: bool
+    within_snapshot: bool
 
     @property
     def name(self) -> str:
@@ -162,16 +168,21 @@ class _Restoring:
                 target.require_another_database(self._source.publication)
             target.require_empty(schema_and_table(table.name) for table in tables)
             made = [target.make(table.layout) for table in tables]
-            counts = [
-                table.rows_estimate if dry_run else self._fill(target, table, progress)
-                for table in tables
-            ]
+            counts = [table.rows_estimate for table in tables]
+            if not dry_run:
+                counts = [self._fill(target, table, progress) for table in tables]
+                target.settle([table.layout for table in tables])
+                for table in tables:
+                    self._require_equal(target, table)
         return Restoration(
             *(epoch.epoch, epoch.commit_lsn, epoch.commit_ts_ms, commit_lsn),
             last_lsn=epochs[-1].commit_lsn,
             dry_run=dry_run,
             tables=tuple(
-                Restored(table.name, rows, columns, as_text, table.lacks_events)
+                Restored(
+                    *(table.name, rows, columns, as_text, table.lacks_events),
+                    table.within_snapshot,
+                )
                 for table, rows, (columns, as_text) in zip(tables, counts, made, strict=True)
             ),
         )
@@ -221,13 +232,15 @@ class _Restoring:
         rule = state.rule or rule_of(self._settings, *schema_and_table(name))
         summary = catalog.summary_of(table.snapshot(snapshot))
         rows, gone = (int(summary.get(f"total-{k}", 0)) for k in ("records", "position-deletes"))
-        lacking = catalog.properties(table).get(catalog.LACKS)
+        found = catalog.properties(table)
+        lacking, seen_lsn = found.get(catalog.LACKS), int(found.get(catalog.SEEN_LSN, NEVER))
         return _Table(
             state.identifier,
             snapshot,
             Layout(self._shape(epoch, name, state), rule),
             max(0, rows - gone),
             lacking is not None and int(lacking) <= epoch.commit_lsn,
+            seen_lsn > epoch.commit_lsn,
         )
 
     def _shape(self, epoch: EpochRecord, name: str, state: State) -> Shape:
@@ -251,7 +264,7 @@ class _Restoring:
         return found[-1]
 
     def _fill(self, target: Target, table: _Table, progress: Progress) -> int:
-        """Copy a table's rows and compare them; return how many they are."""
+        """Copy a table's rows; return how many they are."""
         rows = self._rows(table)
         forms = rows.selectExpr(*(form_sql(f.name, f.type) for f in table.layout.fields))
         count = 0
@@ -259,7 +272,6 @@ class _Restoring:
             if count % _ROWS_BETWEEN == 0:
                 progress(table.name, count, max(count, table.rows_estimate))
         progress(table.name, count, count)
-        self._require_equal(target, table, rows)
         return count
 
     def _rows(self, table: _Table) -> DataFrame:
@@ -271,9 +283,9 @@ class _Restoring:
             .select(*(quoted(field.name) for field in table.layout.fields))
         )
 
-    def _require_equal(self, target: Target, table: _Table, rows: DataFrame) -> None:
+    def _require_equal(self, target: Target, table: _Table) -> None:
         """Raise SlotbridgeError where the target's rows are not the table's."""
-        layout = table.layout
+        layout, rows = table.layout, self._rows(table)
         names = [field.name for field in layout.fields]
         with tempfile.TemporaryDirectory(prefix="slottables-restore-") as folder:
             columns = target.export(layout, Path(folder))

@@ -88,7 +88,7 @@ class Target:
         return types, [c.name for c in columns if types[c.name] == "text" and c.type not in texts]
 
     def fill(self, layout: Layout, rows: Iterable[Sequence[str | None]]) -> Iterator[int]:
-        """Copy rows of JSON forms into a table, add its key; yield how many rows are there."""
+        """Copy rows of JSON forms into a table; yield how many rows are there."""
         shape = layout.shape
         table = sql.Identifier(shape.schema, shape.table)
         names = [shape.columns[field.source_index].name for field in layout.fields]
@@ -102,9 +102,15 @@ class Target:
                 copy.write_row([None if v is None else input_text(v, part) for v, part in values])
                 count += 1
                 yield count
-        if shape.key and not self._has_key(shape.schema, shape.table):
-            add = "ALTER TABLE {} ADD PRIMARY KEY ({})"
-            self.connection.execute(sql.SQL(add).format(table, _listed(shape.key)))
+
+    def settle(self, layouts: Iterable[Layout]) -> None:
+        """Let what waits for the commit happen now, then add the keys of tables without one."""
+        self.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        for shape in (layout.shape for layout in layouts):
+            if shape.key and not self._has_key(shape.schema, shape.table):
+                add = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({})")
+                table = sql.Identifier(shape.schema, shape.table)
+                self.connection.execute(add.format(table, _listed(shape.key)))
 
     def export(self, layout: Layout, folder: Path) -> tuple[ColumnShape, ...]:
         """Write a table's rows to files, in the forms of an Iceberg table; return its columns."""
