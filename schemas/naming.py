@@ -70,6 +70,14 @@ class Naming:
             return False
         return table_matches(outbox.table, schema, table)
 
+    def masks(self, schema: str, table: str, column: str) -> bool:
+        """Tell whether a mask replaces a column's values."""
+        return any(
+            table_matches(tables, schema, table) and column_matches(columns, column)
+            for tables, masks in self._shaping.masks.items()
+            for columns in masks
+        )
+
     def key(self, schema: str, table: str) -> tuple[str, ...]:
         """Return the configured columns of a table's message key, () for its primary key."""
         found = (

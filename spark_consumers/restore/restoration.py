@@ -44,7 +44,8 @@ class Restored:
 
     `rows` is an estimate after a dry run. `columns`: name and type; `as_text`: those that are text
     because the target lacks their type. `lacks_events`: events of the table had been left out.
-    `within_snapshot`: a snapshot may have brought rows after the epoch.
+    `within_snapshot`: a snapshot may have brought rows after the epoch. `left_out`: columns that
+    the table's rule leaves out; `masked`: those that have masks instead of the source's values.
     """
 
     table: str
@@ -53,6 +54,8 @@ class Restored:
     as_text: list[str]
     lacks_events: bool
     within_snapshot: bool
+    left_out: list[str]
+    masked: list[str]
 
     def line(self) -> str:
         """Return the table as a line of text."""
@@ -61,6 +64,10 @@ class Restored:
             notes.append("not judged whether these are the source's rows: events were left out")
         if self.within_snapshot:
             notes.append("a snapshot brought rows later, which may be missing: restore a later LSN")
+        if self.left_out:
+            notes.append(f"left out by the table's rule: {', '.join(self.left_out)}")
+        if self.masked:
+            notes.append(f"masked, not the source's values: {', '.join(self.masked)}")
         return "; ".join((f"{self.table}: {self.rows} rows", *notes))
 
 
@@ -95,6 +102,8 @@ class Restoration:
             yield self.note
         for table in self.tables:
             yield table.line()
+        if not self.dry_run:
+            yield "sequences are not advanced: run setval for columns that take values from one"
 
     def documents(self) -> Iterator[dict[str, object]]:
         """Yield the restoration as JSON documents: of the epoch, then of each table."""
@@ -168,6 +177,8 @@ class _Restoring:
                 target.require_another_database(self._source.publication)
             target.require_empty(schema_and_table(table.name) for table in tables)
             made = [target.make(table.layout) for table in tables]
+            for table in tables:
+                target.require_unpublished(*schema_and_table(table.name))
             counts = [table.rows_estimate for table in tables]
             if not dry_run:
                 counts = [self._fill(target, table, progress) for table in tables]
@@ -180,8 +191,9 @@ class _Restoring:
             dry_run=dry_run,
             tables=tuple(
                 Restored(
-                    *(table.name, rows, columns, as_text, table.lacks_events),
-                    table.within_snapshot,
+                    *(table.name, rows, columns, as_text),
+                    *(table.lacks_events, table.within_snapshot),
+                    *self._hidden(table.layout),
                 )
                 for table, rows, (columns, as_text) in zip(tables, counts, made, strict=True)
             ),
@@ -242,6 +254,13 @@ class _Restoring:
             lacking is not None and int(lacking) <= epoch.commit_lsn,
             seen_lsn > epoch.commit_lsn,
         )
+
+    def _hidden(self, layout: Layout) -> tuple[list[str], list[str]]:
+        """Return the columns that the rule leaves out, and those whose values are masks."""
+        shape = layout.shape
+        there = [shape.columns[field.source_index].name for field in layout.fields]
+        left_out = [column.name for column in shape.columns if column.name not in there]
+        return left_out, [c for c in there if self._naming.masks(shape.schema, shape.table, c)]
 
     def _shape(self, epoch: EpochRecord, name: str, state: State) -> Shape:
         """Return the table's shape as of the epoch; Kafka tells it if it has changed since."""

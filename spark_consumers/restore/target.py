@@ -27,6 +27,9 @@ _RELATION: Final = """
     SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relname = %s
 """
+_PUBLISHED: Final = """
+    SELECT pubname FROM pg_publication_tables WHERE schemaname = %s AND tablename = %s
+"""
 _TYPE: Final = """
     SELECT format_type(t.oid, %s) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
     WHERE n.nspname = %s AND t.typname = %s
@@ -46,6 +49,16 @@ class Target:
                 f"the target has the bridge's publication {publication}: it is the source",
                 self.connection.info.dbname,
                 "restore into a database of its own",
+            )
+
+    def require_unpublished(self, schema: str, table: str) -> None:
+        """Raise SettingsError where a publication of the target has a table of it."""
+        found = self.connection.execute(_PUBLISHED, [schema, table]).fetchone()
+        if found is not None:
+            raise _refused(
+                f"the target's publication {found[0]} would publish the restored rows",
+                f"{schema}.{table}",
+                "leave the table out of the publication, or restore into another database",
             )
 
     def require_empty(self, names: Iterable[tuple[str, str]]) -> None:

@@ -1,0 +1,37 @@
+"""What `slottables restore` says of tables that are not all that their source was."""
+
+import pytest
+
+from schemas.naming import Naming
+from schemas.shaping import MaskSettings, ShapingSettings
+from spark_consumers.restore.restoration import Restoration, Restored
+
+
+@pytest.mark.parametrize(
+    ("hidden", "told"),
+    [
+        ({}, "public.t: 2 rows"),
+        ({"left_out": ["a", "b"]}, "public.t: 2 rows; left out by the table's rule: a, b"),
+        ({"masked": ["c"]}, "public.t: 2 rows; masked, not the source's values: c"),
+    ],
+)
+def test_columns_that_are_not_the_sources_are_named(
+    hidden: dict[str, list[str]], told: str
+) -> None:
+    columns: dict[str, list[str]] = {"left_out": [], "masked": []} | hidden
+    found = Restored("public.t", 2, {}, [], lacks_events=False, within_snapshot=False, **columns)
+    assert found.line() == told
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_sequences_are_said_to_stand_where_they_were(*, dry_run: bool) -> None:
+    found = Restoration(1, 5, 0, 5, 5, (), dry_run)
+    assert any("setval" in line for line in found.lines()) is not dry_run
+
+
+def test_masks_are_found_by_their_patterns() -> None:
+    shaping = ShapingSettings(masks={"public.*": {"card*": MaskSettings(text="x")}})
+    naming = Naming("bank", shaping)
+    assert naming.masks("public", "t", "card_number")
+    assert not naming.masks("public", "t", "id")
+    assert not naming.masks("other", "t", "card_number")
