@@ -404,3 +404,25 @@ def test_the_journals_order_tells_which_timeline_its_promotion_leaves() -> None:
         order = Entry(**run, step=f"{PROMOTES}b", server="b")
         recall(cast("Cluster", cluster), [entries[0], order, *entries[1:]], None)
         assert cluster.promoted_from == left
+
+
+@pytest.mark.parametrize("leads_to", ["a", "c"])
+def test_a_standby_of_a_timeline_that_was_given_up_is_rebuilt_as_the_hint_says(
+    leads_to: str,
+) -> None:
+    """c was promoted by mistake, and b followed it; c is off, and a takes writes."""
+    view = unanswered(trio(), "c", Reach.REFUSED)
+    ahead = replace(
+        state(slot("s1"), slot("s2"), timeline=2), provenance=Provenance(history=((1, 950),))
+    )
+    assert ahead.upstream is not None
+    ahead = replace(ahead, upstream=ahead.upstream.at(view.node(leads_to).address))
+    nodes = tuple(replace(n, state=ahead) if n.name == "b" else n for n in view.nodes)
+    view = with_machine(replace(view, nodes=nodes), "b", HANDS)
+    with pytest.raises(OperatorNeeded, match="b is a standby on timeline 2") as caught:
+        plan_repoint(view, Request())
+    assert caught.value.hint.endswith("slotfailover rejoin b")
+    plan = plan_rejoin(view, TO_B)
+    assert "rejoin" in actions(plan) and "follow" not in actions(plan)
+    (left,) = plan_rejoin(with_machine(view, "c", HANDS), Request(rejoin=frozenset("c"))).left
+    assert (left.subject, left.hint) == ("b", "slotfailover rejoin b")

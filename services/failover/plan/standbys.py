@@ -54,11 +54,12 @@ def attach_standbys(draft: Draft, primary: str) -> list[Blocker]:
 def _attach(draft: Draft, name: str, primary: str) -> list[Blocker]:
     node, above = draft.view.node(name), draft.view.node(primary)
     wished = name in draft.request.rejoin
-    if streams_from(node, above) or (node.standby and follows(node, above)):
-        return []
-    if _cascades(draft, node, primary):
-        return []
     diverged = node.standby and _diverged(node, above)
+    if not (diverged and _ahead(node, above)):
+        if streams_from(node, above) or (node.standby and follows(node, above)):
+            return []
+        if _cascades(draft, node, primary):
+            return []
     if node.standby and not diverged:
         missing = _rights(draft, name, primary)
         if not missing and _slot(draft, name, primary):
@@ -107,13 +108,20 @@ def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Blocker]:
 def _diverged(standby: Node, primary: Node) -> bool:
     """Tell whether the standby has WAL that the primary never had, by the whole of its history."""
     above, below = primary.state, standby.state
-    if above is None or below is None or above.server.timeline <= below.server.timeline:
+    if above is None or below is None or above.server.timeline == below.server.timeline:
         return False
+    if _ahead(standby, primary):
+        return True
     history = above.provenance.history
     if not history:
         return above.switch_lsn is not None and standby.received > above.switch_lsn
     left = left_at(history, below.server.timeline)
     return left is None or standby.received > left
+
+
+def _ahead(standby: Node, primary: Node) -> bool:
+    """Tell whether the standby is on a newer timeline, of which the primary can feed nobody."""
+    return standby.known_state.server.timeline > primary.known_state.server.timeline
 
 
 def _slot(draft: Draft, name: str, primary: str) -> bool:
