@@ -339,7 +339,8 @@ def test_a_node_is_not_rebuilt_whatever_became_of_the_mark_that_waits_for_it(
     assert "nobody can ask b (no answer)" in error.message
     assert "rejoin" in actions(plan_rejoin(view, replace(TO_B, no_newer_primary=True)))
     branch = led(view, "c", 2, ((1, RECEIVED),))
-    refusal(plan_rejoin, with_machine(branch, "b", HANDS), TO_B)
+    error = refusal(plan_rejoin, with_machine(branch, "b", HANDS), TO_B)
+    assert "on a branch that the primary does not descend from, say so" in error.hint
     assert assess(view, Request()).held == ("sub/s1",)
 
 
@@ -387,6 +388,7 @@ def test_nothing_is_led_to_an_old_primary_while_the_awaited_standby_has_an_order
     ):
         run.carry_out(fake.view, Request(), plan_repoint)
     assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
+    assert ("--no-newer-primary" in caught.value.hint) is (ordered is None)
     assert [found for _, found in fake.view.ours()] == [first, second]
 
 

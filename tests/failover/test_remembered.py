@@ -2,10 +2,13 @@
 
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,14 +17,19 @@ import pytest
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.settings import KafkaSettings
+from services.failover.checks.facts import facts_of
+from services.failover.checks.registry import run_checks
 from services.failover.execute import timeline_memory
 from services.failover.execute.history import read_entries, read_history, unfinished
 from services.failover.execute.journal import DONE, Journal
 from services.failover.execute.subscription_note import note_feeding
 from services.failover.execute.timeline_memory import Asked
 from services.failover.model.destination import MARK
+from services.failover.model.kafka_progress import KafkaProgress
 from services.failover.model.preconditions import require_newest
+from services.failover.model.timelines import Milestone
 from services.failover.model.view import View
+from services.failover.observe import kafka_progress
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.kafka_progress import ProgressReader
@@ -218,3 +226,102 @@ def test_a_kafka_that_hangs_is_waited_for_no_longer_than_promised(
     assert answer is not None and answer.problem == "no answer within 1 s"
     assert Asked(Bridge("s")).answer() is None
     assert ProgressReader(Bridge("s")).read() is None
+
+
+class Kafka:
+    """Answers a reading once it is let to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: Queue[KafkaProgress | Exception] = Queue()
+        self.reader = ProgressReader(
+            Bridge("s1", kafka=KafkaSettings(bootstrap_servers="k:1", topic_prefix="p"))
+        )
+        monkeypatch.setattr(kafka_progress, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(kafka_progress, "read_published", lambda *_: self._answer())
+
+    def _answer(self) -> KafkaProgress:
+        found = self.answers.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def late(self, answer: KafkaProgress) -> KafkaProgress:
+        """What the next observation begins with, where a reading hung until after the last one."""
+        self.answers.put(answer)
+        pending = self.reader._pending
+        assert pending is not None
+        pending.result(30)
+        return self.read()
+
+    def read(self) -> KafkaProgress:
+        """What an observation begins with."""
+        found = self.reader.read()
+        assert found is not None
+        return found
+
+
+def published_by(origin: int) -> View:
+    """The bridge has published so far."""
+    at = replace(state(slot("s1"), standby=False), origins={"slotbridge_s1": origin})
+    return View((node("a", at),), (), bridge_slot="s1")
+
+
+RECORD = KafkaProgress(500, 500, "7000", 2, began=950)
+
+
+@pytest.mark.parametrize("error", [TimeoutError("boom"), ValueError("boom")])
+def test_whatever_goes_wrong_with_kafka_is_an_answer(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = Kafka(monkeypatch)
+    monkeypatch.setattr(kafka_progress, "PATIENCE_S", 30.0)
+    for answer in (error, RECORD):
+        kafka.answers.put(answer)
+    assert kafka.read().problem == f"{type(error).__name__}: boom"
+    assert kafka.read().lsn == 500
+
+    def no_more(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    assert "can't start new thread" in kafka.read().problem
+
+
+def test_a_kafka_that_is_slow_is_judged_by_the_answer_of_an_observation_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kafka = Kafka(monkeypatch)
+    assert kafka.read().problem == "no answer within 0.05 s"
+    real = "certificate verify failed"
+    assert kafka.late(KafkaProgress(problem=real)).problem == real
+    assert kafka.read().problem == "no answer within 0.05 s"
+
+    def judged(first: KafkaProgress, origin: int) -> tuple[bool, str]:
+        found = run_checks(facts_of(kafka.reader.complete(first, published_by(origin)), None))
+        (record,) = [each for each in found if each.check == "kafka-record"]
+        return record.wrong, str(record)
+
+    wrong, seen = judged(kafka.late(RECORD), 600)
+    assert not wrong and "not judged: whether it has all up to the origin" in seen
+    wrong, seen = judged(kafka.late(replace(RECORD, lsn=600, latest=600)), 700)
+    assert not wrong and "not judged" in seen
+    wrong, seen = judged(kafka.late(replace(RECORD, lsn=800, latest=800)), 750)
+    assert not wrong and "not judged" not in seen
+    assert kafka.read().problem
+    wrong, seen = judged(kafka.late(RECORD), 760)
+    assert wrong and "it lost committed records" in seen  # the bridge had published 750 before
+
+
+def test_the_timeline_that_kafka_has_told_stays_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Kafka(monkeypatch)
+    kafka.read()
+    kafka.late(RECORD)
+    for _ in range(2):
+        view = kafka.reader.complete(kafka.read(), published_by(400))
+        assert view.published is not None and view.published.problem
+        assert view.milestones == (("Kafka", Milestone("7000", 2, 950)),)
+    kafka.late(replace(RECORD, timeline=1, began=None))
+    assert kafka.reader.known == (("Kafka", Milestone("7000", 2, 950)),)
+    kafka.read()
+    kafka.late(replace(RECORD, system_identifier="9000", timeline=1, began=None))
+    assert kafka.reader.known == (("Kafka", Milestone("9000", 1, None)),)

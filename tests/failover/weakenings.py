@@ -146,7 +146,10 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
         "private": _unknown(True),
         "heard_age_s": _unknown(None),
     },
-    KafkaProgress: _each("lsn latest system_identifier timeline problem began", RECALLED),
+    KafkaProgress: {
+        **_each("lsn latest system_identifier timeline problem began", RECALLED),
+        **_each("origin late", CHECK),
+    },
     Sighting: _each("node timeline lsn age_s synchronous by", AGED),
 }
 WEAKENINGS = [

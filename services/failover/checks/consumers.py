@@ -217,13 +217,14 @@ def kafka_record(facts: Facts) -> Iterator[Seen]:
         wrong = "Kafka's progress record can't be read"
     elif published.system_identifier and published.system_identifier not in systems:
         wrong = "Kafka's progress record is of another database"
-    elif origin is not None and origin > (published.latest or 0):
+    elif origin is not None and origin > (published.latest or 0) and not published.late:
         wrong = "Kafka has less than the bridge had published: it lost committed records"
     yield Seen(
         slot,
         published.problem
         or f"its record is at {at}, the origin at {format_lsn(origin) if origin else 'none'}, "
-        f"system_identifier {published.system_identifier or 'none'}",
+        f"system_identifier {published.system_identifier or 'none'}"
+        + "; not judged: whether it has all up to the origin, as Kafka is slow" * published.late,
         wrong,
         remedies.manual(
             "start a broker, or correct kafka.bootstrap_servers"

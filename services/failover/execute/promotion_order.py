@@ -67,12 +67,14 @@ class MayBePromoted(OperatorNeeded):
 
 
 def require_nothing_ordered(
-    cluster: Cluster, standbys: Iterable[Node], *, known: bool = False
+    cluster: Cluster, standbys: Iterable[Node], *, known: bool = False, override: str = ""
 ) -> None:
     """Raise MayBePromoted (SPLIT_BRAIN) where one of these may be about to be a primary.
 
     With `known`, the caller knows of all orders: what can't be told is then no refusal.
+    `override`: the option by which somebody vouches that there is none.
     """
+    vouch = f"; if nobody has told it so, say that to the command: {override}" if override else ""
     for node in standbys:
         ordered = promotion_ordered(cluster.nodes[node.name])
         if ordered or (ordered is None and not known):
@@ -83,7 +85,7 @@ def require_nothing_ordered(
                 subject=node.name,
                 hint="wait until it is the primary, then slotfailover resume"
                 if ordered
-                else f"connect to {node.name} as a superuser, who can see it",
+                else f"connect to {node.name} as a superuser, who can see it{vouch}",
                 exit_code=ExitCode.SPLIT_BRAIN,
             )
 

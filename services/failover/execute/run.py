@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from services.failover.checks.blockers import Blocker
+from services.failover.checks.half_moved import VOUCH
 from services.failover.checks.readiness import Readiness
 from services.failover.execute import perform_step
 from services.failover.execute.interruption import Interrupted, Interruption
@@ -182,7 +183,8 @@ class Run:
         """Perform one step, recorded before, narrated and recorded after, whatever comes of it."""
         self.interruption.check()
         self._keep_lock(view)
-        require_nothing_ordered(self.cluster, vouching(view, self._request, step))
+        relied_on = vouching(view, self._request, step)
+        require_nothing_ordered(self.cluster, relied_on, override=VOUCH)
         started = time.monotonic()
         self.attempts[step.key] += 1
         self.begun.append(step)

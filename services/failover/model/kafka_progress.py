@@ -21,6 +21,10 @@ class KafkaProgress:
     """Why it can't be read."""
     began: int | None = None
     """Where that timeline left its parent; None where the record does not tell."""
+    origin: int | None = None
+    """How far the bridge was known to be before the reading began."""
+    late: bool = False
+    """`latest` was not read in time: whether Kafka has what the bridge published is not known."""
 
     @property
     def milestone(self) -> Milestone | None:

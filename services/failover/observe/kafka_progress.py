@@ -1,8 +1,9 @@
 """The last committed progress record of the bridge's slot, read from Kafka."""
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 from schemas.errors import SlotbridgeError
@@ -16,7 +17,7 @@ from services.failover.observe.bridge_client import Bridge
 READING_S = 10.0
 """How long one reading may take."""
 PATIENCE_S = 1.0
-"""How long an observation waits for a reading that others follow."""
+"""How long an observation waits for Kafka, if others follow."""
 KAFKA = "Kafka"
 """Who remembers the timeline of a progress record."""
 
@@ -27,18 +28,25 @@ def with_published(first: KafkaProgress | None, view: View, read: Read) -> View:
     """Return the view with Kafka's record; `first` was read before the servers, None: no Kafka.
 
     So the record is older than the standby's position, as any consumer's is. The origin follows the
-    record, and is read after it: if it is ahead, the record is read once more.
+    record, and is read after it: if it is ahead, the record is read once more. If that comes too
+    late, the first one tells of lost events only if it lacks what the bridge had published before.
     """
     if first is None:
         return view
     origin = bridge_position(view) or 0
-    again = not first.problem and origin > (first.lsn or 0)
-    later = (read() if again else None) or first
-    published = replace(later, lsn=first.lsn, latest=later.latest)
-    met: tuple[tuple[str, Milestone], ...] = ()
-    if published.milestone is not None:
-        met = ((KAFKA, published.milestone),)
-    return replace(view, published=published, milestones=(*view.milestones, *met))
+    later = read() if not first.problem and origin > (first.lsn or 0) else None
+    if later is not None and later.late:
+        lost = (first.origin or 0) > (first.latest or 0)
+        published = replace(first, late=not lost)
+    else:
+        later = later or first
+        published = replace(later, lsn=first.lsn, latest=later.latest)
+    told = dict.fromkeys((*view.milestones, *_told(first), *_told(published)))
+    return replace(view, published=published, milestones=tuple(told))
+
+
+def _told(published: KafkaProgress) -> tuple[tuple[str, Milestone], ...]:
+    return ((KAFKA, published.milestone),) if published.milestone is not None else ()
 
 
 class ProgressReader:
@@ -47,39 +55,79 @@ class ProgressReader:
     def __init__(self, bridge: Bridge | None) -> None:
         self._bridge = bridge
         self._pending: Future[KafkaProgress] | None = None
+        self._origin: int | None = None
+        self._before: int | None = None
+        """The bridge's origin as it was seen last, and before the pending reading began."""
+        self._until = 0.0
+        self.known: tuple[tuple[str, Milestone], ...] = ()
+        """The newest timeline that Kafka has told; it stays met while Kafka gives no answer."""
 
     def read(self) -> KafkaProgress | None:
-        """Return the record as it is now, or a problem where it does not come in PATIENCE_S.
+        """Return the record as an observation begins, None where the settings have no Kafka.
 
-        None where the settings have no Kafka.
-        While a reading hangs, no other is begun, and nobody waits for it; its answer is too old.
+        An observation waits for Kafka for PATIENCE_S in all. What comes later serves the next one.
+        While a reading hangs, no other is begun, and nobody waits for it.
         """
+        hung = self._pending is not None
+        self._until = time.monotonic() + (0.0 if hung else PATIENCE_S)
+        found = self._read()
+        if hung:
+            self._until = time.monotonic() + PATIENCE_S
+        if found is not None and found.late:
+            return KafkaProgress(problem=f"no answer within {PATIENCE_S:g} s")
+        return found
+
+    def complete(self, first: KafkaProgress | None, view: View) -> View:
+        """Return the view of that observation with Kafka's record, and what Kafka has told."""
+        self._origin = bridge_position(view)
+        seen = with_published(first, view, self._read)
+        return replace(seen, milestones=tuple(dict.fromkeys((*seen.milestones, *self.known))))
+
+    def _read(self) -> KafkaProgress | None:
         if self._bridge is None or self._bridge.kafka is None:
             return None
-        hung = self._pending is not None
         if self._pending is None:
             kafka, slot = self._bridge.kafka, self._bridge.slot
+            self._before = self._origin
             self._pending = in_background(lambda: read_published(kafka, slot, READING_S))
-        try:
-            found = self._pending.result(0.0 if hung else PATIENCE_S)
-        except TimeoutError:
-            return KafkaProgress(problem=f"no answer within {PATIENCE_S:g} s")
-        self._pending = None
-        return self.read() if hung else found
+        wait([self._pending], max(0.0, self._until - time.monotonic()))
+        if not self._pending.done():
+            return KafkaProgress(late=True)
+        answer, self._pending = self._pending, None
+        found = replace(answer.result(), origin=self._before)
+        self._learn(_told(found))
+        return found
+
+    def _learn(self, told: tuple[tuple[str, Milestone], ...]) -> None:
+        for who, met in told:
+            known = dict(self.known).get(who)
+            if known is None or known.system != met.system or met.timeline >= known.timeline:
+                self.known = told
 
 
 def in_background(ask: Callable[[], KafkaProgress]) -> Future[KafkaProgress]:
-    """Ask in a thread that neither a command's end nor the process's waits for."""
+    """Ask in a thread that neither a command's end nor the process's waits for.
+
+    Whatever goes wrong is an answer: why the record can't be read.
+    """
     answer: Future[KafkaProgress] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(ask())
+            found = ask()
         except BaseException as error:
-            answer.set_exception(error)
+            found = _problem(error)
+        answer.set_result(found)
 
-    threading.Thread(target=run, name="kafka", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="kafka", daemon=True).start()
+    except RuntimeError as error:  # no more threads
+        answer.set_result(_problem(error))
     return answer
+
+
+def _problem(error: BaseException) -> KafkaProgress:
+    return KafkaProgress(problem=f"{type(error).__name__}: {error}")
 
 
 def bridge_progress(bridge: Bridge | None) -> KafkaProgress | None:

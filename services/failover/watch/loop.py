@@ -29,7 +29,7 @@ from services.failover.execute.subscription_note import note_feeding, notes_due
 from services.failover.execute.timeline_memory import Asked, recall
 from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
-from services.failover.observe.kafka_progress import ProgressReader, with_published
+from services.failover.observe.kafka_progress import ProgressReader
 from services.failover.observe.server_link import Unreachable
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.request import Request
@@ -213,7 +213,7 @@ class Watch:
             view, problems = self._cluster.survey_all()
         except SlotbridgeError as error:
             return None, str(error)
-        view = with_published(published, view, self._kafka.read)
+        view = self._kafka.complete(published, view)
         return view, "; ".join(f"{name}: {error}" for name, error in problems.items())
 
     def _remember(self, view: View) -> None:
@@ -227,13 +227,13 @@ class Watch:
 
     def _recall(self) -> None:
         """Have the views remember what journals and Kafka tell; again before each act."""
-        asked = Asked(self._cluster.bridge)
-        view, _problems = self._cluster.observe_all()
-        unread: list[str] = []
-        path, database = self._settings.journal, self._settings.journal_database
-        entries = read_history(self._cluster, view, path, database, unread)
-        for note in recall(self._cluster, entries, asked.answer(), unread):
+        cluster, settings, unread = self._cluster, self._settings, list[str]()
+        asked = Asked(cluster.bridge)
+        view, _problems = cluster.observe_all()
+        entries = read_history(cluster, view, settings.journal, settings.journal_database, unread)
+        for note in recall(cluster, entries, asked.answer(), unread):
             self._tell(note)
+        cluster.milestones += self._kafka.known
 
     def _note(self, view: View, assessment: Assessment) -> None:
         """Have each subscription remember the timeline that feeds it, for whoever starts anew."""
