@@ -357,6 +357,8 @@ def test_a_node_that_was_told_to_promote_itself_last_is_not_rebuilt() -> None:
     handed_on = replace(ordered, promotions=(("b", AT), ("a", AT)))
     for view in (dead, later, handed_on):
         assert "rejoin" in actions(plan_rejoin(view, TO_B))
+    earlier = replace(with_machine(trio(), "a", HANDS), promotions=(("a", AT),))
+    assert "rejoin" in actions(plan_switchover(earlier, Request(target="b", rejoin=frozenset("a"))))
 
 
 def test_a_rejoin_tells_whose_marks_nobody_can_read() -> None:
