@@ -226,8 +226,8 @@ def _download(jar: LockedJar, scratch: Path) -> Path:
 
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(RequestException),
-        stop=tenacity.stop_after_attempt(6),
-        wait=tenacity.wait_random_exponential(multiplier=0.5, max=15),
+        stop=tenacity.stop_after_attempt(4),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=8),
         reraise=True,
     )
 
