@@ -243,9 +243,11 @@ def test_kafka_that_does_not_answer_is_not_judged(
 ) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     bridge = new_bridge(pair.primary.conninfo(fresh_database), bootstrap_servers=nobody)
-    found = Examined(bridge)
+    found = Examined(bridge, "--sample", "1")
     assert found.code == 1
-    assert "Kafka's topics" in {one["subject"] for one in found.document["not_judged"]}
+    unjudged = {one["subject"]: str(one) for one in found.document["not_judged"]}
+    assert "Kafka's topics" in unjudged
+    assert "bridge.http_port does not name a port" in unjudged["empty transactions"]
 
 
 def test_the_memory_advised_is_twice_the_mean_and_never_less_than_the_default() -> None:

@@ -211,6 +211,9 @@ def _sample(
     if seconds <= 0:
         unread.append(("empty transactions", "they are counted with --sample SECONDS"))
         return None
+    if not bridge.http_port:
+        unread.append(("empty transactions", "bridge.http_port does not name a port"))
+        return None
     host = "127.0.0.1" if bridge.http_host in ("0.0.0.0", "::") else bridge.http_host  # noqa: S104
     url = f"http://{host}:{bridge.http_port}/metrics"
     try:
