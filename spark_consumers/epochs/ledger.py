@@ -19,7 +19,7 @@ import structlog
 import tenacity
 from pyspark.sql import SparkSession
 
-from schemas.errors import OperatorNeeded, SettingsError
+from schemas.errors import OperatorNeeded, SettingsError, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.tables import TablesSettings
 from spark_consumers.failures import FOREIGN, translated
@@ -123,12 +123,17 @@ class Ledger:
             append.set(f"slotbridge.{name}", value)
         append.commit()
         if record.epoch % _EXPIRED_EVERY == 0:
-            try:
-                self.thin(spark, int(time.time() * 1000))
-            except FOREIGN as error:
-                failure = translated(error, "thin the record of epochs")
-                log.warning("old epochs stay for now", error=str(failure))
+            self.try_to_thin(spark)
         return found.get(ASKED, "")
+
+    def try_to_thin(self, spark: SparkSession) -> list[EpochRecord] | SlotbridgeError:
+        """Thin the record as of now; return the epochs that stay, or why all stay for now."""
+        try:
+            return self.thin(spark, int(time.time() * 1000))
+        except FOREIGN as error:
+            failure = translated(error, "thin the record of epochs")
+            log.warning("old epochs stay for now", error=str(failure))
+            return failure
 
     @_AGAIN
     def thin(self, spark: SparkSession, now_ms: int) -> list[EpochRecord]:

@@ -1,6 +1,5 @@
 """Maintains all tables of a namespace, by the epochs that are to stay readable."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import structlog
@@ -29,13 +28,10 @@ def maintain_all(
 
     A table whose maintenance fails stays as it is, and the others are maintained.
     """
-    records = []
-    try:
-        records = ledger.thin(spark, int(time.time() * 1000))
-    except FOREIGN as error:
-        failure = translated(error, "thin the record of epochs")
-        log.warning("old epochs stay for now", error=str(failure))
-        yield failure
+    records = ledger.try_to_thin(spark)
+    if isinstance(records, SlotbridgeError):
+        yield records
+        records = []
     for state in states:
         try:
             recorded = recorded_of(records, state.source)

@@ -27,6 +27,14 @@ from spark_consumers.verify.forms import Layer
 
 _JULIAN_EPOCH_DAYS: Final = 2440588
 _DAY_US: Final = 24 * 3600 * 1_000_000
+_INFINITE_DAYS: Final = {
+    DATE_INFINITY_DAYS: "infinity",
+    DATE_NEGATIVE_INFINITY_DAYS: "-infinity",
+}
+_INFINITE_MICROSECONDS: Final = {
+    INFINITY_MICROSECONDS: "infinity",
+    NEGATIVE_INFINITY_MICROSECONDS: "-infinity",
+}
 _INSTANT: Final = re.compile(r"([+-]?)(\d+)(.*)", re.DOTALL)
 _ESCAPED: Final = re.compile(r'(["\\])')
 
@@ -67,11 +75,7 @@ def _array(value: Any, element: Sequence[Layer], delimiter: str) -> str:
 
 def _date(form: str) -> str:
     days = int(form)
-    if days == DATE_INFINITY_DAYS:
-        return "infinity"
-    if days == DATE_NEGATIVE_INFINITY_DAYS:
-        return "-infinity"
-    return f"J{days + _JULIAN_EPOCH_DAYS}"
+    return _INFINITE_DAYS.get(days) or f"J{days + _JULIAN_EPOCH_DAYS}"
 
 
 def _time(form: str) -> str:
@@ -82,12 +86,9 @@ def _time(form: str) -> str:
 
 def _timestamp(form: str) -> str:
     micros = int(form)
-    if micros == INFINITY_MICROSECONDS:
-        return "infinity"
-    if micros == NEGATIVE_INFINITY_MICROSECONDS:
-        return "-infinity"
     days, rest = divmod(micros, _DAY_US)
-    return f"J{days + _JULIAN_EPOCH_DAYS} {_time(str(rest))}"
+    finite = f"J{days + _JULIAN_EPOCH_DAYS} {_time(str(rest))}"
+    return _INFINITE_MICROSECONDS.get(micros) or finite
 
 
 def _instant(form: str) -> str:

@@ -20,7 +20,13 @@ from services.bridge.session_start import SessionSettings
 from services.bridge.snapshot.progress import plan
 from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold
-from tests.bridge.recover_process import assert_equal, change_unseen, drop_slot, recovered, touch
+from tests.bridge.recover_process import (
+    assert_later_changes_come,
+    change_unseen,
+    drop_slot,
+    recovered,
+    touch,
+)
 from tests.bridge.recover_process import fill as fill_wide
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill, read_all
@@ -53,12 +59,7 @@ def assert_repaired(bridge: Bridge, conninfo: str) -> None:
     """It streams after a repair; the topic is the table, and stays it."""
     bridge.streaming()
     assert "the topics are repaired" in bridge.output
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute("UPDATE t SET note = 'later' WHERE id BETWEEN 1 AND 40")
-        connection.execute("DELETE FROM t WHERE id = 301")
-    bridge.caught_up()
-    assert bridge.stop() == 0, bridge.output
-    assert_equal(bridge, conninfo)
+    assert_later_changes_come(bridge, conninfo)
     assert len(bridge.records("recovery")) == 1
 
 

@@ -1,7 +1,6 @@
 """The database side of a snapshot: marks, xids, and SQL sessions that the server ends."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +21,7 @@ from services.postgres.rows import one_row
 from services.postgres.server import read_server
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Provider
+from tests.providers.waiting import eventually
 
 Make = Callable[..., SnapshotReader]
 
@@ -243,10 +243,13 @@ def test_fewer_workers_read_where_the_server_lets_no_more_in(
         (shape,) = reader.inspect().shapes
         for allowed, expected in (("false", 2), ("true", 5)):
             connection.execute(f"ALTER DATABASE {fresh_database} ALLOW_CONNECTIONS {allowed}")
-            time.sleep(0.2)
-            for _ in range(2):
+
+            def read(count: int = expected) -> bool:
                 reader.begin(shape)
                 chunk = reader.read(shape, None, "", rows_max=40, bytes_max=10_000)
                 reader.end()
                 assert chunk.looked_at == 40
-            assert connections() == expected
+                return connections() == count
+
+            read()  # the first chunk of a table is read by one connection
+            eventually(read, what=f"{expected} connections are there")

@@ -102,6 +102,12 @@ class Helm:
         assert done.returncode != 0, "it was accepted"
         return done.stderr
 
+    def refuse_values(self, values: dict[str, Any], folder: Path) -> str:
+        """`helm template` of the smallest release with these values, which must fail."""
+        wrong = folder / "wrong.yaml"
+        wrong.write_text(yaml.safe_dump(values), encoding="utf-8")
+        return self.refuse(CHART / "ci/minimal-values.yaml", "--values", str(wrong))
+
     def _template(
         self, values: Path, *options: str, check: bool
     ) -> subprocess.CompletedProcess[str]:

@@ -165,10 +165,7 @@ def test_the_configuration_is_what_the_services_read(
 def test_wrong_values_are_refused_by_name(
     helm: Helm, values: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(yaml.safe_dump(values), encoding="utf-8")
-    said = helm.refuse(CHART / "ci/minimal-values.yaml", "--values", str(wrong))
-    assert told in said
+    assert told in helm.refuse_values(values, tmp_path)
 
 
 def test_the_first_missing_value_of_an_empty_file_is_named(helm: Helm, tmp_path: Path) -> None:

@@ -121,9 +121,7 @@ def test_only_run_has_executors_of_its_own(helm: Helm) -> None:
 def test_wrong_values_are_refused_by_name(
     helm: Helm, values: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(yaml.safe_dump(values), encoding="utf-8")
-    assert told in helm.refuse(CHART / "ci/minimal-values.yaml", "--values", str(wrong))
+    assert told in helm.refuse_values(values, tmp_path)
 
 
 def driver_of(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
