@@ -1,6 +1,7 @@
 """Cuts markers of a transaction off a dead broker's files, as if it had died a moment before."""
 
 import struct
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,8 @@ HEADER = struct.Struct(">qiibihiqq")
 """baseOffset, batchLength, leader epoch, magic, crc, attributes, last delta, first and last time"""
 BEFORE_LENGTH = 12
 IS_CONTROL = 0x20
+MARKERS_WAIT_S = 5.0
+"""How long Kafka may take to tell the partitions what it has decided."""
 
 
 class Batch(NamedTuple):
@@ -33,6 +36,29 @@ def last_batch(log: Path) -> Batch:
         found = Batch(at, bool(attributes & IS_CONTROL), time_ms, offset)
         at += BEFORE_LENGTH + length
     return found
+
+
+def await_markers(broker: KafkaBroker, prefix: str) -> None:
+    """Wait until no partition of the topics ends with an open transaction.
+
+    Kafka answers a commit before it writes the markers. A transaction that a test leaves open
+    never ends: the wait is over after MARKERS_WAIT_S.
+    """
+    until = time.monotonic() + MARKERS_WAIT_S
+    while time.monotonic() < until and any(
+        log.stat().st_size and not last_batch(log).is_marker
+        for log in (broker.folder / "data").glob(f"*{prefix}*/*.log")
+    ):
+        time.sleep(0.05)
+
+
+def kill_before_markers(
+    broker: KafkaBroker, prefix: str, since_ms: int, wanted: Callable[[str], bool]
+) -> list[str]:
+    """Kill the broker as if it had not yet told these partitions; their names without prefix."""
+    await_markers(broker, prefix)
+    broker.kill()
+    return forget_markers(broker, prefix, since_ms, wanted)
 
 
 def forget_markers(

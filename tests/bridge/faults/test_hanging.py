@@ -24,11 +24,11 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.following_transaction import begin_following, commit_following
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.faults.markers import (
-    forget_markers,
     is_any,
     is_not_of_stagings,
     is_not_of_transactions,
     is_not_the_progress,
+    kill_before_markers,
 )
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
@@ -75,8 +75,7 @@ def test_hanging_transaction_is_ended_as_kafka_decided(
     bridge.kill()
     since_ms = commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
-    own_kafka.kill()
-    names = forget_markers(own_kafka, bridge.prefix, since_ms, forgotten)
+    names = kill_before_markers(own_kafka, bridge.prefix, since_ms, forgotten)
     assert len(names) >= 2, names
     if told:
         tell(conninfo, bridge, end_lsn)
@@ -105,8 +104,7 @@ def test_a_transaction_that_hangs_at_the_stop_is_ended_first(
     bridge.start(**{VARIABLE: "after kafka commit:1:stop", "PYTHONPATH": str(tmp_path)})
     process = psutil.Process(bridge.pid)
     eventually(lambda: process.status() == psutil.STATUS_STOPPED, what="it has committed")
-    own_kafka.kill()
-    names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
+    names = kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)
     assert len(names) >= 2, names
     own_kafka.start()
     process.terminate()
@@ -134,8 +132,7 @@ def test_visible_removal_of_a_staging_proves_its_commit(
     since_ms = int(time.time() * 1000)
     bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
     bridge.exit_code()
-    own_kafka.kill()
-    names = forget_markers(own_kafka, bridge.prefix, since_ms, is_not_of_stagings)
+    names = kill_before_markers(own_kafka, bridge.prefix, since_ms, is_not_of_stagings)
     assert len(names) >= 3, names
     own_kafka.start()
     bridge.start()
@@ -159,8 +156,7 @@ def test_a_bridge_with_another_database_decides_nothing(
     bridge.kill()
     since_ms = commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
-    own_kafka.kill()
-    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     tell(conninfo, bridge, end_lsn)
     own_kafka.start()
     wrong = new_bridge(
@@ -193,8 +189,7 @@ def test_the_slot_proves_a_commit_while_commits_wait_for_the_bridge(
     since_ms = commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
     assert end_lsn < announced
-    own_kafka.kill()
-    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     tell(conninfo, bridge, end_lsn)
     own_kafka.start()
     bridge.start()
@@ -212,8 +207,7 @@ def test_abort_of_the_next_transaction_keeps_the_hanging_one(
     bridge.kill()
     since_ms = commit_once(bridge, load)
     record = bridge.progress()[-1]
-    own_kafka.kill()
-    names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
+    names = kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)
     tell(conninfo, bridge, record.end_lsn)
     own_kafka.start()
     following = begin_following(bridge, record)
@@ -238,8 +232,7 @@ def test_a_later_record_proves_that_a_hanging_transaction_was_committed(
     bridge.kill()
     since_ms = commit_once(bridge, load)
     record = bridge.progress()[-1]
-    own_kafka.kill()
-    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     own_kafka.start()
     commit_following(bridge, record)
     bridge.start()
@@ -260,8 +253,9 @@ def test_visible_events_prove_a_commit_behind_any_number_of_aborted_records(
     since_ms = commit_once(bridge, load)
     record = bridge.progress()[-1]
     topic = f"{bridge.prefix}.public.t"
-    own_kafka.kill()
-    names = forget_markers(own_kafka, bridge.prefix, since_ms, lambda name: name != "public.t-0")
+    names = kill_before_markers(
+        own_kafka, bridge.prefix, since_ms, lambda name: name != "public.t-0"
+    )
     assert "public.t-1" in names and len(names) >= 3, names
     own_kafka.start()
     following = begin_following(bridge, record)

@@ -13,7 +13,12 @@ from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.following_transaction import commit_following
 from tests.bridge.faults.load import await_session
-from tests.bridge.faults.markers import forget_markers, is_any, is_not_the_progress, is_of_stagings
+from tests.bridge.faults.markers import (
+    is_any,
+    is_not_the_progress,
+    is_of_stagings,
+    kill_before_markers,
+)
 from tests.bridge.faults.test_hanging import tell
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
@@ -45,8 +50,7 @@ def test_each_step_of_a_prepared_transaction_is_ended_as_it_was_decided(
     bridge = new_bridge(conninfo, broker=own_kafka, two_phase=True).start().streaming()
     since_ms = _commit_once(bridge, conninfo, step)
     end_lsn = bridge.progress()[-1].end_lsn
-    own_kafka.kill()
-    assert "prepared-0" in forget_markers(own_kafka, bridge.prefix, since_ms, forgotten)
+    assert "prepared-0" in kill_before_markers(own_kafka, bridge.prefix, since_ms, forgotten)
     if told:
         tell(conninfo, bridge, end_lsn)
     own_kafka.start()
@@ -68,9 +72,10 @@ def test_abort_of_a_later_transaction_keeps_hanging_staged_records(
     eventually(
         lambda: bridge.progress()[-1].producer == following.producer, what="its record is visible"
     )
-    own_kafka.kill()
     wanted = ("prepared-", "progress-")
-    names = forget_markers(own_kafka, bridge.prefix, since_ms, lambda name: name.startswith(wanted))
+    names = kill_before_markers(
+        own_kafka, bridge.prefix, since_ms, lambda name: name.startswith(wanted)
+    )
     assert names == ["prepared-0", "progress-0"]
     own_kafka.start()
     bridge.start()

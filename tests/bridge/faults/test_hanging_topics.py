@@ -15,7 +15,7 @@ from schemas.events import SETTLED_KEY
 from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import await_session
-from tests.bridge.faults.markers import forget_markers, is_any, last_batch
+from tests.bridge.faults.markers import is_any, kill_before_markers, last_batch
 from tests.bridge.faults.test_hanging import tell
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
@@ -74,8 +74,7 @@ def test_topics_of_any_name_lose_and_repeat_nothing(
     bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
     bridge.exit_code()
     end_lsn = bridge.progress()[-1].end_lsn
-    own_kafka.kill()
-    names = forget_markers(own_kafka, topic_prefix, since_ms, is_any)
+    names = kill_before_markers(own_kafka, topic_prefix, since_ms, is_any)
     topics = {
         template.format(prefix=topic_prefix, schema="public", table="plain"),
         f"routed-of-{topic_prefix}",
@@ -164,8 +163,9 @@ def test_hanging_transaction_behind_another_producers_is_ended_after_it(
     logs = [*(own_kafka.folder / "data").glob(f"{topic}-*/*.log")]
     eventually(lambda: all(is_told(log) for log in logs), what="markers are written")
     assert bridge.progress()  # what else was told is, too
-    own_kafka.kill()
-    assert forget_markers(own_kafka, topic_prefix, 0, lambda name: name.startswith("messages-"))
+    assert kill_before_markers(
+        own_kafka, topic_prefix, 0, lambda name: name.startswith("messages-")
+    )
     own_kafka.start()
     bridge.start()
     await_session(bridge, 3)

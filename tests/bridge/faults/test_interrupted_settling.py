@@ -17,10 +17,10 @@ from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.faults.markers import (
-    forget_markers,
     is_any,
     is_not_of_transactions,
     is_not_the_progress,
+    kill_before_markers,
 )
 from tests.bridge.faults.test_hanging import commit_once, tell
 from tests.bridge.running import Bridge
@@ -83,15 +83,13 @@ def test_a_transaction_that_publishes_again_may_hang_too(
     if bridge.progress()[-1].producer != producer:
         since_ms = commit_once(bridge, load)
     assert bridge.progress()[-1].producer == producer
-    own_kafka.kill()
-    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_not_the_progress)) >= 2
+    assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_not_the_progress)) >= 2
     own_kafka.start()
     assert bridge.start(SLOTBRIDGE_FAILPOINT="settling:1").exit_code() == -9, bridge.output
     since_ms = int(time.time() * 1000)
     assert bridge.start(SLOTBRIDGE_FAILPOINT="agreed:1").exit_code() == -9, bridge.output
     assert "publishing records again" in bridge.output
-    own_kafka.kill()
-    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     own_kafka.start()
     wanted = bridge.sessions + 1
     bridge.start()
@@ -111,8 +109,7 @@ def test_a_transaction_that_ends_a_hanging_one_may_hang_too(
     since_ms = int(time.time() * 1000)
     assert bridge.start(SLOTBRIDGE_FAILPOINT="agreed:1").exit_code() == -9, bridge.output
     assert "decision=abort" in bridge.output
-    own_kafka.kill()
-    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     own_kafka.start()
     bridge.start()
     await_session(bridge, 3)
@@ -179,8 +176,7 @@ def leave_hanging(
     bridge.kill()
     since_ms = commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
-    broker.kill()
-    assert len(forget_markers(broker, bridge.prefix, since_ms, forgotten)) >= 2
+    assert len(kill_before_markers(broker, bridge.prefix, since_ms, forgotten)) >= 2
     if told:
         tell(conninfo, bridge, end_lsn)
     broker.start()

@@ -16,6 +16,7 @@ from tests.failover.check.examining import Examiner, examiner_of, reset_on, set_
 from tests.failover.servers import tell
 from tests.failover.views import node, state, views
 from tests.providers.databases import connect
+from tests.providers.waiting import eventually
 
 
 def test_a_fenced_primary_is_critical(sound: Examiner) -> None:
@@ -80,7 +81,8 @@ def test_only_what_is_wrong_is_printed_with_problems(sound: Examiner) -> None:
     quiet = sound.run("--problems")
     assert quiet.code == 0
     assert "  ok  " not in quiet.out
-    assert sound.run("--strict").code == 0
+    # Beside a busy machine, a receiver may be silent for longer than a check lets pass.
+    eventually(lambda: sound.run("--strict").code == 0, what="nothing is wrong")
     set_on(sound.trio.primary, idle_replication_slot_timeout="'1d'")
     sound.expect("idle-slot-timeout")
     assert "idle-slot-timeout" in sound.run("--problems").out
