@@ -7,6 +7,7 @@ from typing import Final
 
 _BRIDGE: Final = "tests/bridge/"
 _FAULTS: Final = f"{_BRIDGE}faults/"
+_FAILOVER: Final = "tests/failover/"
 _TABLES: Final = "tests/spark_consumers/"
 _PREPARED: Final = (
     f"{_FAULTS}test_hanging_prepared.py::"
@@ -97,6 +98,35 @@ LONG: Final = (
     f"{_PAUSED}[Ledger-write-2]",
     f"{_UPKEEP}[never]",
     f"{_UPKEEP}[after]",
+    f"{_FAULTS}test_hanging.py::test_abort_of_the_next_transaction_keeps_the_hanging_one",
+    f"{_FAULTS}test_hanging.py::test_visible_events_prove_a_commit_behind_any_number_of_aborted_",
+    f"{_FAULTS}test_hanging.py::test_a_bridge_with_another_database_decides_nothing",
+    f"{_FAULTS}test_hanging.py::test_partitions_with_a_new_leader_epoch_are_looked_at",
+    f"{_SETTLING}test_a_transaction_that_publishes_again_may_hang_too[1]",
+    f"{_SETTLING}test_aborted_events_are_published_again[killed again, while it is repeated]",
+    f"{_PREPARED}[COMMIT PREPARED-only the record",
+    f"{_PREPARED}[ROLLBACK PREPARED-no marker, the slot was told",
+    f"{_FAULTS}test_hanging_topics.py::"
+    "test_hanging_transaction_behind_another_producers_is_ended_after_it",
+    f"{_FAULTS}test_broker.py::test_kafka_is_far_away_when_the_bridge_starts",
+    f"{_FAULTS}test_broker.py::test_a_slow_broker_costs_no_session",
+    f"{_FAULTS}test_process.py::test_stopped_for_longer_than_every_time_out_alone",
+    f"{_BRIDGE}test_fenced_server.py::"
+    "test_a_snapshot_writes_nothing_behind_a_fence_and_goes_on_after_it",
+    f"{_BRIDGE}test_signal_topic.py::test_paused_resumed_and_stopped",
+    f"{_BRIDGE}test_signal_topic.py::test_a_failover_in_the_middle_of_what_was_asked",
+    f"{_BRIDGE}test_snapshot_without_key.py::test_a_failover_in_the_middle",
+    f"{_TABLES}test_snapshot_rows.py::"
+    "test_a_row_that_says_what_holds_begins_no_version[an epoch each]",
+    f"{_TABLES}test_job.py::"
+    "test_meetings_with_another_writer_end_it_only_when_nothing_comes_between",
+    f"{_TABLES}test_index_upkeep.py::test_an_index_is_bounded_by_its_table",
+    f"{_TABLES}test_checkpoint.py::test_an_epoch_that_was_begun_is_made_again_of_many_small_batches",
+    f"{_FAILOVER}check/test_standby.py::test_the_standby_is_paused_and_lags",
+    f"{_FAILOVER}check/test_servers.py::test_standby_of_a_standby",
+    f"{_FAILOVER}test_rejoin_safety.py::test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work",
+    f"{_FAILOVER}test_lists.py::test_an_unused_slot_in_the_standbys_list_keeps_nobody_waiting",
+    "tests/local/test_kafka_cluster.py::test_one_broker_may_be_lost_with_its_disk_and_two_may_not",
 )
 """How the names of the tests begin, as pytest prints them."""
 
