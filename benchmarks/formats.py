@@ -19,7 +19,8 @@ from schemas.kafka import Format, KafkaSettings
 from schemas.registry import SubjectNaming
 from schemas.shaping import ShapingSettings
 from services.bridge.compiled import new_messages
-from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.description import Described
+from services.bridge.events.envelope import Envelope
 from services.bridge.events.formats.table_format import Formats, encoders_for
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.decoder import Decoder

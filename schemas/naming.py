@@ -78,6 +78,19 @@ class Naming:
             for columns in masks
         )
 
+    def filtered(self, schema: str, table: str) -> bool:
+        """Tell whether a filter leaves rows of the table out."""
+        return any(table_matches(pattern, schema, table) for pattern in self._shaping.filters)
+
+    def computed(self, schema: str, table: str) -> frozenset[str]:
+        """Return the table's computed columns, which its source does not have."""
+        return frozenset(
+            name
+            for pattern, columns in self._shaping.computed.items()
+            if table_matches(pattern, schema, table)
+            for name in columns
+        )
+
     def key(self, schema: str, table: str) -> tuple[str, ...]:
         """Return the configured columns of a table's message key, () for its primary key."""
         found = (

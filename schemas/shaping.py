@@ -66,6 +66,8 @@ def field_name(field: str) -> str:
 TablePattern = Annotated[str, AfterValidator(_table_pattern)]
 EventField = Annotated[str, AfterValidator(_field)]
 ColumnPattern = Annotated[str, Field(min_length=1)]
+ColumnName = Annotated[str, Field(min_length=1, max_length=63)]
+Expression = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
 class _Part(BaseModel):
@@ -190,6 +192,10 @@ class ShapingSettings(_Part):
     """The columns of a table's message key, instead of its primary key."""
     skip: dict[TablePattern, tuple[Operation, ...]] = {}
     """Operations that are not published: c insert, u update, d delete, t truncate."""
+    filters: dict[TablePattern, Expression] = {}
+    """Rows that are published: a CEL expression over a row's columns, true for those."""
+    computed: dict[TablePattern, dict[ColumnName, Expression]] = {}
+    """Columns published beside the table's own: name -> CEL expression over its columns."""
     skip_unchanged: tuple[TablePattern, ...] = ()
     """Tables with REPLICA IDENTITY FULL whose updates are not published where no published column
     has another value."""

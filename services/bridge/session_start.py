@@ -317,15 +317,13 @@ class _Opening:
             while_waiting=self._waiting,
         )
         envelope = Envelope(
-            self._prefix,
-            primary.server.database,
-            timeline,
-            relations.describe,
+            *(self._prefix, primary.server.database, timeline, relations.describe),
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
             encoders=encoders,
             flat=shaping.flat,
             outbox_messages=shaping.outbox_messages,
+            dead_rows=self._bridge.on_refused == "dead_letter",
         )
         return _Encoding(shaping, encoders, relations, envelope)
 

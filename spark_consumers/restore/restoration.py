@@ -56,6 +56,8 @@ class Restored:
     within_snapshot: bool
     left_out: list[str]
     masked: list[str]
+    filtered: bool = False
+    """Whether shaping.filters leaves rows of the source out."""
 
     def line(self) -> str:
         """Return the table as a line of text."""
@@ -68,6 +70,8 @@ class Restored:
             notes.append(f"left out by the table's rule: {', '.join(self.left_out)}")
         if self.masked:
             notes.append(f"masked, not the source's values: {', '.join(self.masked)}")
+        if self.filtered:
+            notes.append("without the source's rows that shaping.filters leaves out")
         return "; ".join((f"{self.table}: {self.rows} rows", *notes))
 
 
@@ -194,6 +198,7 @@ class _Restoring:
                     *(table.name, rows, columns, as_text),
                     *(table.lacks_events, table.within_snapshot),
                     *self._hidden(table.layout),
+                    self._naming.filtered(*schema_and_table(table.name)),
                 )
                 for table, rows, (columns, as_text) in zip(tables, counts, made, strict=True)
             ),

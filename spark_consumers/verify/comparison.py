@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from schemas.errors import SettingsError
-from schemas.naming import schema_and_table
+from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from schemas.tables import TablesSettings
 from spark_consumers.events.columns import ColumnShape, typed
@@ -50,14 +50,18 @@ class TableComparison:
     different: int
     columns: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    not_judged: str = ""
+    """Why the rows were not compared; "" if they were."""
 
     @property
     def equal(self) -> bool:
-        """Whether both sides have the same columns and the same rows."""
-        return not (self.missing or self.extra or self.different or self.columns)
+        """Whether both sides have the same columns and the same rows, as far as was judged."""
+        return not (self.missing or self.extra or self.different or self.columns or self.not_judged)
 
     def line(self) -> str:
         """Return one line for people, and one more for each example."""
+        if self.not_judged:
+            return f"{self.table}: not judged: {self.not_judged}"
         counts = f"{self.source_rows} rows at the source, {self.table_rows} in the table"
         found = [f"{getattr(self, kind)} {kind}" for kind in _KINDS if getattr(self, kind)]
         verdict = ", ".join((*found, *self.columns)) or "equal"
@@ -80,7 +84,8 @@ def verify_tables(
     """
     source = require(settings.source, "source")
     configured = require(settings.tables, "tables")
-    own = Tables(require(settings.kafka, "kafka"), configured)
+    kafka = require(settings.kafka, "kafka")
+    own, naming = Tables(kafka, configured), Naming(kafka.topic_prefix, settings.shaping)
     try:
         with postgres.snapshot(source) as connection:
             published = postgres.published(connection, source.publication)
@@ -89,11 +94,13 @@ def verify_tables(
             rules = {name: rule_of(configured, *schema_and_table(name)) for name in wanted}
             changelogs = {name for name, rule in rules.items() if rule.kind == "changelog"}
             return [
-                _compare(
+                _filtered(name)
+                if naming.filtered(*schema_and_table(name))
+                else _compare(
                     spark,
                     connection,
                     name,
-                    _side(configured, existing.get(name)),
+                    _side(configured, existing.get(name), naming.computed(*schema_and_table(name))),
                     published.get(name),
                     examples_max,
                 )
@@ -114,11 +121,20 @@ class _Side:
     names: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, T.DataType] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()
+    computed: frozenset[str] = frozenset()
     key: tuple[str, ...] = ()
     condition: str = "true"
 
 
-def _side(settings: TablesSettings, state: State | None) -> _Side:
+def _filtered(name: str) -> TableComparison:
+    why = (
+        "shaping.filters leaves rows out that its source has; compare with Kafka's events: "
+        "slottables verify --as-of"
+    )
+    return TableComparison(name, "", 0, 0, 0, 0, 0, not_judged=why)
+
+
+def _side(settings: TablesSettings, state: State | None, computed: frozenset[str]) -> _Side:
     if state is None or state.shape is None:
         return _Side(state.identifier if state else "")
     layout = layout_of(settings, state.shape)
@@ -135,6 +151,7 @@ def _side(settings: TablesSettings, state: State | None) -> _Side:
         {columns[f.source_index]: f.name for f in layout.fields},
         {columns[f.source_index]: f.type for f in layout.fields},
         frozenset(columns) - {columns[f.source_index] for f in layout.fields},
+        computed,
         state.shape.key,
         "_valid_to IS NULL" if layout.kind == "history" else "true",
     )
@@ -154,7 +171,7 @@ def _compare(
         columns = tuple(column for column in columns if column.name in published.columns)
     columns = tuple(column for column in columns if column.name not in side.left_out)
     iceberg, fields, key = side.iceberg, side.types, side.key
-    problems = _column_problems(columns, fields) if iceberg and columns else ()
+    problems = _column_problems(columns, fields, side.computed) if iceberg and columns else ()
     names = [c.name for c in columns if not iceberg or fields.get(c.name) == c.data_type]
     if not columns:
         problems = ("no such table at the source",)
@@ -212,11 +229,17 @@ def compared(
 
 
 def _column_problems(
-    columns: Sequence[ColumnShape], fields: Mapping[str, T.DataType]
+    columns: Sequence[ColumnShape], fields: Mapping[str, T.DataType], computed: Collection[str]
 ) -> tuple[str, ...]:
     names = {column.name for column in columns}
     found = [f"column {c.name} is not in the table" for c in columns if c.name not in fields]
-    found += [f"column {name} is not at the source" for name in fields if name not in names]
+    found += [
+        f"column {name} is computed by the bridge, and not judged"
+        if name in computed
+        else f"column {name} is not at the source"
+        for name in fields
+        if name not in names
+    ]
     found += [
         f"column {c.name} is {fields[c.name].simpleString()} in the table,"
         f" {c.data_type.simpleString()} at the source"

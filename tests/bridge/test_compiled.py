@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from schemas.shaping import FIELDS, FlatSettings, ShapingSettings
 from services.bridge import compiled
 from services.bridge.compiled import new_messages
-from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.description import Described
+from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Event
 from services.bridge.events.row_encoders import Column, Frame, writer
 from services.bridge.events.shaping.tables import Shaping

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.errors import BadInput, SettingsError
 from schemas.kafka import Format
 from schemas.shaping import FIELDS, POSITION, ShapingSettings, field_name
-from services.bridge.events.envelope import Described
+from services.bridge.events.description import Described
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import SchemaEvent
-from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.description import Described
+from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Stamp
 from services.bridge.events.keys import key_columns, settled
 from services.bridge.events.schema_events import Shapes

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from schemas.errors import BadInput, SettingsError
 from schemas.events import SchemaEvent
 from schemas.shaping import ShapingSettings
-from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.description import Described
+from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.outbox import members

@@ -12,7 +12,8 @@ from schemas.errors import BadInput
 from schemas.kafka import Format, KafkaSettings
 from schemas.registry import SubjectNaming
 from schemas.shaping import ShapingSettings
-from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.description import Described
+from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.formats.table_format import Formats, encoders_for
 from services.bridge.events.rows import WORTH_ROWS

@@ -6,7 +6,7 @@ Source: src/backend/replication/logical/proto.c.
 import struct
 
 from schemas.shaping import ShapingSettings
-from services.bridge.events.envelope import Described
+from services.bridge.events.description import Described
 from services.bridge.events.event import Stamp
 from services.bridge.events.shaping.tables import Shaping, TableShaping
 from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US

@@ -84,6 +84,7 @@ PURE = (
             "flat_transformation",
         )
     ),
+    "services.bridge.events.description",
     "services.bridge.events.envelope",
     "services.bridge.events.formats",
     "services.bridge.events.errors",
@@ -100,8 +101,10 @@ PURE = (
     "services.bridge.events.rows",
     "services.bridge.events.schema_events",
     "services.bridge.events.row_encoders",
+    "services.bridge.events.shaping.expressions",
     "services.bridge.events.shaping.masks",
     "services.bridge.events.shaping.outbox",
+    "services.bridge.events.shaping.row_rules",
     "services.bridge.events.shaping.tables",
     "services.failover.model.conninfo",
     "services.failover.model.node_details",

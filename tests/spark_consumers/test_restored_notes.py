@@ -1,10 +1,17 @@
 """What `slottables restore` says of tables that are not all that their source was."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from schemas.naming import Naming
 from schemas.shaping import MaskSettings, ShapingSettings
 from spark_consumers.restore.restoration import Restoration, Restored
+
+RESTORED = Restored(
+    "public.t", 2, {}, [], lacks_events=False, within_snapshot=False, left_out=[], masked=[]
+)
 
 
 @pytest.mark.parametrize(
@@ -18,9 +25,13 @@ from spark_consumers.restore.restoration import Restoration, Restored
 def test_columns_that_are_not_the_sources_are_named(
     hidden: dict[str, list[str]], told: str
 ) -> None:
-    columns: dict[str, list[str]] = {"left_out": [], "masked": []} | hidden
-    found = Restored("public.t", 2, {}, [], lacks_events=False, within_snapshot=False, **columns)
-    assert found.line() == told
+    changed: dict[str, Any] = {**hidden}
+    assert replace(RESTORED, **changed).line() == told
+
+
+def test_rows_that_a_filter_leaves_out_are_said_to_be_missing() -> None:
+    found = replace(RESTORED, filtered=True)
+    assert found.line().endswith("; without the source's rows that shaping.filters leaves out")
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

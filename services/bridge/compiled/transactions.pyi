@@ -3,7 +3,7 @@
 from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Writer
 from services.bridge.events.event import Ended, Event
-from services.bridge.events.rows import Counter
+from services.bridge.events.transaction_texts import Counter
 
 def take_rows(
     messages: Messages,

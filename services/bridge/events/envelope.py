@@ -18,7 +18,7 @@ of the events that are sent.
 The JSON text is put together from parts that are made once per relation and once per transaction.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final, Literal, NamedTuple
 
@@ -26,19 +26,19 @@ from schemas.events import message_topic, transaction_topic
 from schemas.shaping import FlatSettings
 from services.bridge import compiled
 from services.bridge.compiled import Messages
+from services.bridge.events.description import Describe
 from services.bridge.events.errors import (
+    ExpressionFailed,
     delete_without_key,
     updated_outbox,
     without_key,
 )
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
 from services.bridge.events.fields import Fields
-from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Write
-from services.bridge.events.rows import Counter, Table
+from services.bridge.events.rows import Table
 from services.bridge.events.shaping.outbox import Headers, OutboxMessages, OutboxTable
-from services.bridge.events.shaping.tables import TableShaping
-from services.bridge.events.transaction_texts import TransactionTexts
+from services.bridge.events.transaction_texts import Counter, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import (
     Delete,
@@ -63,23 +63,6 @@ class Writer(NamedTuple):
     numbers: int
 
 
-class Described(NamedTuple):
-    """How a relation is published, and the schema event before its first change, if any.
-
-    `settled` False: key or types are to be asked for again in the next transaction.
-    """
-
-    plan: TableShaping
-    shape: Event | None = None
-    settled: bool = True
-    form: TableFormat = PLAIN
-
-
-Describe = Callable[[Relation, Stamp, int], Described]
-"""Told of a relation, as the server has described it, before its first change: with the number
-(seq) that the change's event will have. What the server describes may be of no change at all."""
-
-
 class Envelope:
     """Encodes one connection's changes. `name` is the topic prefix, `database` the source's."""
 
@@ -96,8 +79,11 @@ class Envelope:
         flat: FlatSettings | None = None,
         snapshot: str = "false",
         outbox_messages: OutboxMessages | None = None,
+        dead_rows: bool = False,
     ) -> None:
+        """`dead_rows`: a row that an expression fails on is a dead letter, not an error."""
         self._outbox_messages = outbox_messages
+        self._dead_rows = dead_rows
         self._encoders = encoders or Encoders()
         self._name = name
         self._describe = describe
@@ -167,23 +153,9 @@ class Envelope:
         """Return the BEGIN of the current transaction, or its END with the counts so far."""
         if not self._metadata:
             return []
-        if status == "END":
-            counts = ",".join(
-                [
-                    f'{{"data_collection":{counter.name},"event_count":{counter.events}}}'
-                    for counter in self._touched
-                ]
-            )
-            end = f'"event_count":{self.total},"data_collections":[{counts}]}}'
-        else:
-            end = '"event_count":null,"data_collections":null}'
-        stamp, name = self._texts.stamp, self._texts.id
-        value = (
-            f'{{"status":"{status}","id":"{name}","ts_ms":{stamp.commit_time_us // 1000},'
-            f'"commit_lsn":{stamp.commit_lsn},{end}'
-        )
-        key = f'{{"id":"{name}"}}'
-        return [Event(self._boundary_topic, key.encode(), value.encode())]
+        return [
+            Event(self._boundary_topic, *self._texts.boundary(status, self.total, self._touched))
+        ]
 
     def writer(self, change: Insert | Update) -> Writer | None:
         """Return the encoder of rows like this change, encoded just now; None without one.
@@ -273,6 +245,36 @@ class Envelope:
         )
         return found
 
+    def events_of(
+        self, change: Insert | Update | Delete | Truncate, lsn: int, seq: int
+    ) -> list[Event]:
+        """Return the events of a change, as the settings have it."""
+        if isinstance(change, Truncate):
+            return self.truncate(change, lsn, seq)
+        table = self._table(change.relation, seq)
+        if table.rules is not None and not table.skips(change):
+            try:
+                published = table.rules.apply(change)
+            except ExpressionFailed as error:
+                row = change.old if isinstance(change, Delete) else change.new
+                return [self._unpublished(table, row, error, lsn, seq)]
+            if published is None:
+                return []
+            change = published
+        if isinstance(change, Insert):
+            return self.insert(change, lsn, seq)
+        if isinstance(change, Update):
+            return self.update(change, lsn, seq)
+        return self.delete(change, lsn, seq)
+
+    def _unpublished(
+        self, table: Table, row: Row, error: ExpressionFailed, lsn: int, seq: int
+    ) -> Event:
+        if not self._dead_rows:
+            raise error
+        self._count(table.counter)
+        return table.unpublished(row, str(error), seq, lsn)
+
     def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
         """Return the event of an insert; for an outbox's row, the message that the row holds."""
         table = self._table(change.relation, seq)
@@ -292,13 +294,12 @@ class Envelope:
             raise updated_outbox(table.name, lsn)
         new = change.new
         old = change.old
-        if old is not None and change.old_kind == "O":
-            new = [o if isinstance(n, Unchanged) else n for n, o in zip(new, old, strict=True)]
-        elif old is not None:
-            if table.lacks_key(old):
+        if old is not None:
+            whole = change.old_kind == "O"
+            if not whole and table.lacks_key(old):
                 raise without_key(table.name, lsn)
             new = [
-                o if isinstance(n, Unchanged) and o is not None else n
+                o if isinstance(n, Unchanged) and (whole or o is not None) else n
                 for n, o in zip(new, old, strict=True)
             ]
         after = table.row(new)

@@ -8,6 +8,14 @@ class UnfitValue(ValueError):
     """A value that no schema of its column's type has; the text says why, without the value."""
 
 
+class ExpressionFailed(ValueError):
+    """A row for which an expression of the settings has no value."""
+
+    def __init__(self, key: str, expression: str, reason: str) -> None:
+        super().__init__(f"the expression {expression!r} of {key} has no value: {reason}")
+        self.key = key
+
+
 def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
     """Return the error of a change with a value that could not be encoded."""
     if isinstance(error, UnfitValue):
@@ -19,6 +27,16 @@ def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
             hint="publish the column as text (bridge.decimal_handling, bridge.time_precision, or a "
             "mask with truncate in shaping.masks), leave it out (shaping.columns), or set "
             "kafka.key_format and kafka.value_format to json",
+        )
+    if isinstance(error, ExpressionFailed):
+        return BadInput(
+            str(error),
+            operation="encode an event",
+            subject=table,
+            lsn=lsn,
+            hint=f"correct {error.key}, so that it has a value for this row, and start the bridge "
+            "again; or set bridge.on_refused: dead_letter, which goes on without the row",
+            exit_code=ExitCode.RECORD_REFUSED,
         )
     return DecodeError(
         f"a value does not have the text form of its type ({type(error).__name__})",

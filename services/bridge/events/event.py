@@ -6,6 +6,8 @@ from services.bridge.events.shaping.outbox import Headers
 
 EVENT_OVERHEAD_BYTES: Final = 200
 """Bytes of memory of one event beyond its key and value (objects and list slots)."""
+REASON_HEADER: Final = "slotbridge.reason"
+"""Header of an event without a topic that is of a table: why it has none."""
 
 
 class Event(NamedTuple):

@@ -13,7 +13,7 @@ import structlog
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.events import SchemaEvent
-from services.bridge.events.envelope import Described
+from services.bridge.events.description import Described
 from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, settled
@@ -63,12 +63,13 @@ class Relations:
         can't be published as configured.
         """
         certain = True
+        identity = [column.name for column in relation.columns if column.key]
         try:
             if self._shaping.naming.key(relation.schema, relation.table):
                 relation = self._shaping.with_key(relation)
             elif relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
                 relation, certain = self._with_primary_key(relation, stamp.xid)
-            plan = self._shaping.plan(relation)
+            plan = self._shaping.plan(relation, identity)
         except SettingsError as error:
             error.lsn = stamp.commit_lsn
             raise

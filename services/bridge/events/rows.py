@@ -1,31 +1,30 @@
 """A table's rows and keys to JSON text, by its plan. Pure; made once per relation."""
 
-from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
-from typing import Any
+from typing import Any, Final
 
-from services.bridge.events.event import Event
+from services.bridge.events.event import REASON_HEADER, Event
 from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Key, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.tables import TableShaping
-from services.bridge.events.transaction_texts import NO_ORDER, TransactionTexts
+from services.bridge.events.transaction_texts import NO_ORDER, Counter, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.events.values.plain import Encode
-from services.bridge.pgoutput.messages import UNCHANGED, Row, Unchanged, Update, Value
+from services.bridge.pgoutput.messages import (
+    UNCHANGED,
+    Delete,
+    Insert,
+    Row,
+    Unchanged,
+    Update,
+    Value,
+)
 
 WORTH_ROWS = 20
 """How many rows of a table come the long way before code is made for it."""
-
-
-@dataclass(slots=True)
-class Counter:
-    """Counts a table's events in the current transaction; `name`: the table's name as JSON text."""
-
-    table: str
-    name: str
-    events: int = 0
+_OPERATIONS: Final = {Insert: "c", Update: "u", Delete: "d"}
 
 
 class Table:
@@ -50,6 +49,7 @@ class Table:
         self.topic = plan.topic.name
         self.skipped = plan.skipped
         self.outbox = plan.outbox
+        self.rules = plan.rules
         self._skips_unchanged = plan.skips_unchanged
         self._names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
         self._rows = 0
@@ -98,13 +98,13 @@ class Table:
         """Return the encoder of rows of `count` columns with `op` c, u or r, None without one.
 
         `old`: an update's old row, whole, is told. There is none for outboxes, for what is left
-        out or may be left out as unchanged, and before WORTH_ROWS rows have come; of a snapshot (r)
-        many come at once.
+        out or may be left out as unchanged, for tables with filters or computed columns, and before
+        WORTH_ROWS rows have come; of a snapshot (r) many come at once.
         """
         self._rows += WORTH_ROWS if op == "r" else 1
         if self._rows < WORTH_ROWS or op in self.skipped or self.outbox is not None:
             return None
-        if old and self._skips_unchanged:
+        if self.rules is not None or (old and self._skips_unchanged):
             return None
         keys = {source_index for source_index, *_ in self._key}
         columns = [
@@ -157,6 +157,18 @@ class Table:
         if op not in self._openings:
             self._openings[op] = fields.opening(op, self._relation.schema, self._relation.table)
         return self._openings[op]
+
+    def skips(self, change: Insert | Update | Delete) -> bool:
+        """Tell whether changes like this one are left out."""
+        return _OPERATIONS[type(change)] in self.skipped
+
+    def unpublished(self, row: Row, reason: str, seq: int, lsn: int) -> Event:
+        """Return what stands for a row that can't be published: its key, and the reason.
+
+        It has no topic, so that it becomes a dead letter.
+        """
+        headers: Headers = [(REASON_HEADER, reason)]
+        return Event("", self.key(row).data, None, headers, False, self.name, seq, lsn)
 
     def unchanged(self, change: Update) -> bool:
         """Tell whether an update is left out: its old row is complete, and published the same."""

@@ -1,7 +1,9 @@
 """The JSON text that the records of one transaction have in common. Pure."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
-from typing import Final
+from typing import Final, Literal
 
 from schemas.version import version
 from services.bridge.events.event import Stamp
@@ -10,6 +12,15 @@ from services.bridge.pgoutput.messages import Message
 
 VERSION: Final = version()
 NO_ORDER: Final = '"transaction":null'
+
+
+@dataclass(slots=True)
+class Counter:
+    """Counts a table's events in the current transaction; `name`: the table's name as JSON text."""
+
+    table: str
+    name: str
+    events: int = 0
 
 
 class TransactionTexts:
@@ -58,6 +69,27 @@ class TransactionTexts:
             self.order = f'"transaction":{{"id":"{self.id}","total_order":'
         if self._fields is not None:
             self.flat = self._fields.of_transaction(stamp)
+
+    def boundary(
+        self, status: Literal["BEGIN", "END"], total: int, counters: Iterable[Counter]
+    ) -> tuple[bytes, bytes]:
+        """Return key and value of BEGIN, or of END with `total` events, by table `counters`."""
+        if status == "END":
+            counts = ",".join(
+                [
+                    f'{{"data_collection":{counter.name},"event_count":{counter.events}}}'
+                    for counter in counters
+                ]
+            )
+            end = f'"event_count":{total},"data_collections":[{counts}]}}'
+        else:
+            end = '"event_count":null,"data_collections":null}'
+        stamp = self.stamp
+        value = (
+            f'{{"status":"{status}","id":"{self.id}","ts_ms":{stamp.commit_time_us // 1000},'
+            f'"commit_lsn":{stamp.commit_lsn},{end}'
+        )
+        return f'{{"id":"{self.id}"}}'.encode(), value.encode()
 
     def message(self, change: Message, content: str, seq: int) -> bytes:
         """Return the event of a logical message, whose content is given as JSON."""

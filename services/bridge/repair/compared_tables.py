@@ -122,8 +122,8 @@ class ComparedTables:
         relation = table.shape.relation
         for rows in self._baseline.rows(table.shape):
             self._while_waiting()
-            encoded = [encoder.encoded(relation, row) for row in rows]
-            table.rows += len(rows)
+            encoded = encoder.encoded(relation, rows, self._baseline.lsn)
+            table.rows += len(encoded)
             if table.store.take_there((key or b"", row) for key, row in encoded) or any(
                 key is None for key, _ in encoded
             ):

@@ -5,8 +5,10 @@ slot begins. No transaction of the server has it, and all later ones have higher
 """
 
 import json
+from collections.abc import Iterable
 from typing import Final
 
+from services.bridge.events.errors import ExpressionFailed, not_encoded
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.rows import Table
 from services.bridge.pgoutput.messages import Relation, Row, Truncate
@@ -43,10 +45,21 @@ class RepairEvents(RowEvents):
         """Return the topic of a table."""
         return self._table(relation, 0).topic
 
-    def encoded(self, relation: Relation, row: Row) -> tuple[bytes | None, bytes]:
-        """Return the key and the row as streaming encodes them."""
+    def encoded(
+        self, relation: Relation, rows: Iterable[Row], lsn: int
+    ) -> list[tuple[bytes | None, bytes]]:
+        """Return the keys and the rows as streaming encodes them, without those of no filter.
+
+        Raise BadInput for a row that an expression fails on, as it is at `lsn`.
+        """
         table = self._table(relation, 0)
-        return table.key(row).data, table.row(row).encode()
+        try:
+            chosen = rows if table.rules is None else map(table.rules.chosen, rows)
+            return [
+                (table.key(row).data, table.row(row).encode()) for row in chosen if row is not None
+            ]
+        except ExpressionFailed as error:
+            raise not_encoded(error, table.name, lsn) from error
 
     def emptied(self, relation: Relation, lsn: int, seq: int) -> list[Event]:
         """Return the event that empties a table."""

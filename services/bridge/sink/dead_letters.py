@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from schemas.errors import BadInput, ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import Content, DeadLetter, message_topic, own_topics
 from schemas.lsn import format_lsn
-from services.bridge.events.event import Event
+from services.bridge.events.event import REASON_HEADER, Event
 from services.bridge.transactions.assembler import EventBatch
 from services.kafka.client import TopicRefused
 
@@ -118,8 +118,11 @@ def record_bytes(event: Event) -> int:
     return size + sum(len(name) + len(value or b"") for name, value in event.headers or ())
 
 
-def no_topic() -> TopicRefused:
-    """Return the error of an outbox message from which no topic follows."""
+def no_topic(event: Event) -> TopicRefused:
+    """Return the error of an event without a topic: an outbox message, or a row without a value."""
+    reason = dict(event.headers or ()).get(REASON_HEADER)
+    if isinstance(reason, str):
+        return TopicRefused(reason, hint="correct the expression")
     return TopicRefused(
         "the outbox message does not name a topic",
         hint="its aggregate type must name a topic that is not the bridge's own; a logical message "

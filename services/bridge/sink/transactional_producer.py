@@ -168,7 +168,7 @@ class TransactionalProducer:
         """Send one event, with regard to what is known of this record and its topic."""
         known = self._refused.records
         if event.topic not in self._ready:
-            denied = self._prepare(event.topic)
+            denied = self._prepare(event.topic) if event.topic else no_topic(event)
             if denied is not None:
                 self._refuse(event, origin, denied.message, denied)
                 return
@@ -249,8 +249,6 @@ class TransactionalProducer:
 
     def _prepare(self, topic: str) -> TopicRefused | None:
         """Make `topic` if it is missing; return why it takes no records, None if it does."""
-        if not topic:
-            return no_topic()
         if topic in self._denied:
             return self._denied[topic]
         try:

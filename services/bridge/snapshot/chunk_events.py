@@ -40,6 +40,8 @@ class ChunkEvents:
             return shapes, False
         kinds = [plan.kind(table, n, count, ends=chunk.ends) for n in range(count)]
         rows = encoder.read(relation, chunk.rows, kinds.__getitem__, lsn)
+        if not rows:  # a filter leaves them all out
+            return shapes, True
         if rows[0].key is None and table.shape.key:
             raise SettingsError(
                 f"events of {table.shape.name} have no key, so that no consumer could tell "

@@ -2,7 +2,8 @@
 
     BEGIN                      id 0:commit_lsn, in the transaction topic
     schema event               where Kafka does not know this shape yet, at seq 0
-    op r, before null          one a row, seq 0, 1, …; values as streaming encodes them
+    op r, before null          one a row, seq 0, 1, …; values as streaming encodes them; none for a
+                               row that a filter leaves out
     END
 
 `commit_lsn` is where the chunk stands in the stream; no transaction of the server has it. `lsn` is
@@ -12,8 +13,9 @@ the bound of what its rows show: changes that commit before it may be in them al
 from collections.abc import Callable, Sequence
 
 from schemas.shaping import FlatSettings
-from services.bridge.events.envelope import Describe, Envelope, Writer
-from services.bridge.events.errors import not_encoded
+from services.bridge.events.description import Describe
+from services.bridge.events.envelope import Envelope, Writer
+from services.bridge.events.errors import ExpressionFailed, not_encoded
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.rows import Table
 from services.bridge.events.values.encoders import Encoders
@@ -34,6 +36,7 @@ class RowEvents(Envelope):
         transaction_metadata: bool,
         encoders: Encoders,
         flat: FlatSettings | None = None,
+        dead_rows: bool = False,
     ) -> None:
         self._xid = 0
         super().__init__(
@@ -44,6 +47,7 @@ class RowEvents(Envelope):
             encoders=encoders,
             flat=flat,
             snapshot="true",
+            dead_rows=dead_rows,
         )
 
     def describe(self, relation: Relation, stamp: Stamp, xid: int) -> tuple[list[Event], bool]:
@@ -69,7 +73,7 @@ class RowEvents(Envelope):
         write = table.writer(Event, "r", width, metadata=self._metadata, old=False)
         writer = None if write is None else Writer(write, table.counter, 1)
         head, flat = texts.head, texts.flat
-        events = []
+        events: list[Event] = []
         for seq, row in enumerate(rows):
             said = kind(seq)
             if said != "true":
@@ -80,16 +84,24 @@ class RowEvents(Envelope):
                 event = None
                 if writer is not None:
                     event = self.row(writer, tuple_data(row), 0, lsn, seq)
-                events.append(event or self._read(table, row, lsn, seq))
+                events += (event,) if event is not None else self._read(table, row, lsn, seq)
             except ValueError as error:
                 raise not_encoded(error, table.name, lsn) from error
             texts.head, texts.flat = head, flat
         return events
 
-    def _read(self, table: Table, row: Row, lsn: int, seq: int) -> Event:
-        """Encode a row the long way."""
+    def _read(self, table: Table, row: Row, lsn: int, seq: int) -> list[Event]:
+        """Encode a row the long way; none where a filter leaves it out."""
+        if table.rules is not None:
+            try:
+                chosen = table.rules.chosen(row)
+            except ExpressionFailed as error:
+                return [self._unpublished(table, row, error, lsn, seq)]
+            if chosen is None:
+                return []
+            row = chosen
         value = self._value(table, "null", table.row(row), "r", lsn, seq)
-        return table.event(table.key(row), value, None, seq, lsn)
+        return [table.event(table.key(row), value, None, seq, lsn)]
 
 
 def tuple_data(row: Row) -> bytes:

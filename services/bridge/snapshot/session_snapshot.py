@@ -12,7 +12,7 @@ from schemas.snapshot import (
     SnapshotRequest,
     SnapshotSettings,
 )
-from services.bridge.events.envelope import Describe
+from services.bridge.events.description import Describe
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.sink.topics import Topics
@@ -58,6 +58,7 @@ def open_snapshot(
         transaction_metadata=bridge.transaction_metadata,
         encoders=encoders,
         flat=shaping.flat,
+        dead_rows=bridge.on_refused == "dead_letter",
     )
     reader = SnapshotReader(
         *(primary.conninfo, source.publication, source.slot, primary.server),

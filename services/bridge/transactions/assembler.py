@@ -269,13 +269,7 @@ class Assembler:
     def _encoded(
         self, change: Insert | Update | Delete | Truncate, lsn: int, number: int
     ) -> list[Event]:
-        if isinstance(change, Insert):
-            return self._envelope.insert(change, lsn, number)
-        if isinstance(change, Update):
-            return self._envelope.update(change, lsn, number)
-        if isinstance(change, Delete):
-            return self._envelope.delete(change, lsn, number)
-        return self._envelope.truncate(change, lsn, number)
+        return self._envelope.events_of(change, lsn, number)
 
     def _message(self, message: Message, lsn: int, now_us: int) -> EventBatch | None:
         if message.transactional:

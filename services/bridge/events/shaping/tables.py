@@ -3,7 +3,7 @@
 relation, as the server describes it -> with_key -> plan: the relation as it is published
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -11,8 +11,10 @@ from schemas.errors import SettingsError
 from schemas.naming import Naming, TableTopic, column_matches, table_matches
 from schemas.shaping import FlatSettings, MaskSettings, ShapingSettings, field_name
 from services.bridge.events.fields import DELETED, chosen
+from services.bridge.events.shaping.expressions import require_well_formed
 from services.bridge.events.shaping.masks import mask
 from services.bridge.events.shaping.outbox import OutboxMessages, OutboxTable
+from services.bridge.events.shaping.row_rules import RowRules
 from services.bridge.events.values.plain import Encode
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 
@@ -25,7 +27,8 @@ class TableShaping:
     """How one relation is published.
 
     `relation` has the published columns alone, masked ones as text; `source_indexes` tells where
-    those stand in the server's rows, None when all are published; `masks` are by column name.
+    those stand in the server's rows, with the computed columns behind (`rules`), None when all are
+    published; `masks` are by column name.
     """
 
     relation: Relation
@@ -36,6 +39,7 @@ class TableShaping:
     outbox: OutboxTable | None = None
     flat: FlatSettings | None = None
     skips_unchanged: bool = False
+    rules: RowRules | None = None
 
     @property
     def published(self) -> bool:
@@ -57,6 +61,8 @@ class Shaping:
             self.outbox_messages = OutboxMessages(settings.outbox, self.naming)
         self.shapes_nothing = settings == ShapingSettings()
         """Whether everything is published as it is."""
+        for key, text in self._expressions():
+            require_well_formed(text, key)
 
     def with_key(self, relation: Relation) -> Relation:
         """Return `relation` with the configured key in place of its replica identity's `key` flags.
@@ -79,10 +85,12 @@ class Shaping:
         columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
         return replace(relation, columns=columns)
 
-    def plan(self, relation: Relation) -> TableShaping:
+    def plan(self, relation: Relation, identity: Collection[str] | None = None) -> TableShaping:
         """Return how `relation`, with its key, is published.
 
-        Raise SettingsError when a key column would be left out or would lose its identity.
+        `identity`: the columns whose old values updates and deletes tell, None: not judged. Raise
+        SettingsError when a key column would be left out or would lose its identity, or for an
+        expression that does not fit the relation.
         """
         schema, table = relation.schema, relation.table
         if not self.naming.included(schema, table):
@@ -96,12 +104,16 @@ class Shaping:
         )
         if outbox is not None and self.naming.has_outbox(schema, table):
             reader = OutboxTable(outbox, self.naming, relation)
+            self._check_outbox(relation)
             return TableShaping(relation, TableTopic("", False), skipped=skipped, outbox=reader)
         kept = tuple(
             source_index
             for source_index, column in enumerate(relation.columns)
             if self._column_included(schema, table, column.name)
         )
+        rules = self._rules(relation, None if {"u", "d"} <= skipped else identity)
+        if rules is not None:
+            relation, kept = _with_computed(relation, kept, rules.columns)
         masks = {
             column.name: found
             for column in relation.columns
@@ -122,7 +134,41 @@ class Shaping:
             skips_unchanged=any(
                 table_matches(p, schema, table) for p in self._settings.skip_unchanged
             ),
+            rules=rules,
         )
+
+    def _rules(self, relation: Relation, identity: Collection[str] | None) -> RowRules | None:
+        schema, table = relation.schema, relation.table
+        filters = [
+            (f"shaping.filters.{pattern}", text)
+            for pattern, text in self._settings.filters.items()
+            if table_matches(pattern, schema, table)
+        ]
+        computed = {
+            name: (f"shaping.computed.{pattern}.{name}", text)
+            for pattern, columns in self._settings.computed.items()
+            if table_matches(pattern, schema, table)
+            for name, text in columns.items()
+        }
+        return RowRules(relation, filters, computed, identity) if filters or computed else None
+
+    def _expressions(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, expression) of all expressions in the settings."""
+        for pattern, text in self._settings.filters.items():
+            yield f"shaping.filters.{pattern}", text
+        for pattern, columns in self._settings.computed.items():
+            for name, text in columns.items():
+                yield f"shaping.computed.{pattern}.{name}", text
+
+    def _check_outbox(self, relation: Relation) -> None:
+        for pattern in (*self._settings.filters, *self._settings.computed):
+            if table_matches(pattern, relation.schema, relation.table):
+                raise _wrong(
+                    relation,
+                    "is an outbox, whose messages have neither filter nor computed columns",
+                    f"choose a pattern that does not match it instead of {pattern} in "
+                    "shaping.filters and shaping.computed",
+                )
 
     def unmatched(self, tables: Mapping[tuple[str, str], Iterable[str]]) -> Iterator[str]:
         """Yield the patterns that fit none of `tables`, as `key: …`.
@@ -134,6 +180,8 @@ class Shaping:
         named += [("exclude", p) for p in settings.exclude]
         named += [("keys", p) for p in settings.keys] + [("skip", p) for p in settings.skip]
         named += [("skip_unchanged", p) for p in settings.skip_unchanged]
+        named += [("filters", p) for p in settings.filters]
+        named += [("computed", p) for p in settings.computed]
         named += [("flat.tables", p) for p in settings.flat.tables] if settings.flat else []
         if settings.outbox is not None and settings.outbox.table is not None:
             named.append(("outbox.table", settings.outbox.table))
@@ -175,6 +223,23 @@ def _masked(column: RelationColumn, masks: Mapping[str, MaskSettings]) -> Relati
     if column.name not in masks:
         return column
     return RelationColumn(column.name, TEXT_OID, -1, column.key)
+
+
+def _with_computed(
+    relation: Relation, kept: tuple[int, ...], computed: tuple[RelationColumn, ...]
+) -> tuple[Relation, tuple[int, ...]]:
+    """Return the relation with computed columns behind its own, and all that is published."""
+    names = {relation.columns[index].name for index in kept}
+    if taken := names & {column.name for column in computed}:
+        raise _wrong(
+            relation,
+            f"has a column {min(taken)} itself, as is the name of a computed one",
+            "leave the table's column out (shaping.columns), or choose another name in "
+            "shaping.computed",
+        )
+    count = len(relation.columns)
+    columns = (*relation.columns, *computed)
+    return replace(relation, columns=columns), (*kept, *range(count, len(columns)))
 
 
 def _check_key(

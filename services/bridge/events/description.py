@@ -1,0 +1,26 @@
+"""The description of a relation: how it is published, told before its first change. Pure."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from services.bridge.events.event import Event, Stamp
+from services.bridge.events.formats.table_format import PLAIN, TableFormat
+from services.bridge.events.shaping.tables import TableShaping
+from services.bridge.pgoutput.messages import Relation
+
+
+class Described(NamedTuple):
+    """How a relation is published, and the schema event before its first change, if any.
+
+    `settled` False: key or types are to be asked for again in the next transaction.
+    """
+
+    plan: TableShaping
+    shape: Event | None = None
+    settled: bool = True
+    form: TableFormat = PLAIN
+
+
+Describe = Callable[[Relation, Stamp, int], Described]
+"""Told of a relation, as the server has described it, before its first change: with the number
+(seq) that the change's event will have. What the server describes may be of no change at all."""

@@ -1,0 +1,160 @@
+"""Filters and computed columns through a running bridge: the topics are the rows that fit."""
+
+import json
+import signal
+from typing import Any
+
+import psycopg
+import pytest
+
+from schemas.errors import ExitCode
+from schemas.events import DeadLetter
+from tests.bridge.conftest import NewBridge
+from tests.bridge.consumer_folds import fold
+from tests.bridge.recover_process import drop_slot, recovered
+from tests.bridge.running import Bridge
+from tests.bridge.snapshots import INITIAL, Changes, read_all
+from tests.providers.interface import Provider
+
+SHAPING: dict[str, Any] = {
+    "filters": {"public.t": "n > 2 && note.startsWith('n')"},
+    "computed": {
+        "public.t": {
+            "label": "note + '/' + string(n)",
+            "late": "at > timestamp('2026-06-01T00:00:00Z')",
+        }
+    },
+}
+FITS = (
+    "SELECT id, note, n, note || '/' || n, at > '2026-06-01 00:00:00+00' FROM t"
+    " WHERE n > 2 AND note LIKE 'n%'"
+)
+
+
+@pytest.fixture
+def conninfo(pair: Provider, fresh_database: str) -> str:
+    """A database with a table of 300 rows whose changes tell the whole old row."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, note text, n int DEFAULT 3 + random() * 3,"
+            " at timestamptz DEFAULT '2026-01-01'::timestamptz + random() * interval '1 year')"
+        )
+        connection.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+        connection.execute(
+            "INSERT INTO t SELECT g, chr(109 + g % 3) || g, g % 6 FROM generate_series(1, 300) g"
+        )
+        connection.execute("UPDATE t SET n = NULL WHERE id % 10 = 0")
+    return conninfo
+
+
+def assert_fits(bridge: Bridge, conninfo: str) -> int:
+    """Both folds of the topic are the rows that fit, and END counts its events. Return how many."""
+    folded = fold(bridge, "t")
+    with psycopg.connect(conninfo) as connection:
+        truth = {
+            json.dumps({"id": key}, separators=(",", ":")): tuple(row)
+            for key, *row in connection.execute(FITS.encode()).fetchall()
+        }
+    for told in (folded.by_offset, folded.by_position):
+        rows = {
+            key: tuple(row[name] for name in ("note", "n", "label", "late"))
+            for key, row in told.items()
+        }
+        assert rows == truth
+    ends = [json.loads(value) for _, value in bridge.records("transaction") if value is not None]
+    counted = sum(end["event_count"] or 0 for end in ends if end["status"] == "END")
+    assert counted == len([*bridge.events("t")])
+    return len(truth)
+
+
+def test_a_snapshot_changes_and_a_kill_keep_the_topic_equal_to_the_rows_that_fit(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    snapshot = {**INITIAL, "chunk_rows_max": 40}
+    settings = {"shaping": SHAPING, "snapshot": snapshot, "transaction_bytes_max": 2**18}
+    bridge = new_bridge(conninfo, **settings)
+    with Changes(conninfo, 300):
+        read_all(bridge)
+    bridge.caught_up()
+    assert assert_fits(bridge, conninfo)
+    assert bridge.stop() == 0, bridge.output
+    bridge.start(SLOTBRIDGE_FAILPOINT="between parts:2").streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(  # streamed, and published in parts
+            "INSERT INTO t SELECT g, chr(109 + g % 3) || g, g / 5 % 6"
+            " FROM generate_series(1000, 9000) g"
+        )
+    assert bridge.exit_code() == -signal.SIGKILL
+    bridge.start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("UPDATE t SET n = 6 - n WHERE id % 2 = 0")
+        connection.execute("UPDATE t SET id = id + 100000 WHERE id % 7 = 0")
+        connection.execute("DELETE FROM t WHERE id % 5 = 0")
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert assert_fits(bridge, conninfo) > 300
+    bridge.start().streaming().caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert assert_fits(bridge, conninfo) > 300
+
+
+def test_recover_compares_and_publishes_the_rows_that_fit(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    bridge = read_all(new_bridge(conninfo, shaping=SHAPING, snapshot=INITIAL))
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
+        fitting = len(connection.execute(FITS.encode()).fetchall())
+        connection.execute("UPDATE t SET n = 0 WHERE id = 4")  # note n4, n 4: it fits no more
+        connection.execute("UPDATE t SET n = 5 WHERE id = 1")  # note n1, n 1: it fits now
+        connection.execute("INSERT INTO t VALUES (1000, 'other', 9), (1001, 'new', 9)")
+    (table,) = recovered(bridge).tables.values()
+    assert (table.rows, table.created, table.updated, table.deleted) == (fitting + 1, 2, 0, 1)
+    bridge.start().streaming().caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_fits(bridge, conninfo)
+
+
+def test_a_row_that_an_expression_fails_on_stops_the_bridge_or_is_a_dead_letter(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    shaping = {"filters": {"public.t": "60 / n > 2"}}
+    bridge = new_bridge(conninfo, shaping=shaping).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("INSERT INTO t VALUES (1001, 'x', 1), (1002, 'x', 0), (1003, 'x', 60)")
+        connection.execute("UPDATE t SET n = 0 WHERE id = 1001")
+    assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
+    said = bridge.output.splitlines()[-1]
+    for part in ("60 / n > 2", "shaping.filters.public.t", "public.t", "at LSN", "divide by zero"):
+        assert part in said
+    bridge = new_bridge(conninfo, shaping=shaping, on_refused="dead_letter").start().streaming()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    letters = [DeadLetter.model_validate_json(value or b"") for _, value in bridge.records("dead")]
+    assert [(one.table, one.seq, one.topic) for one in letters] == [
+        ("public.t", 1, ""),
+        ("public.t", 0, ""),
+    ]
+    assert [one.key.text if one.key else "" for one in letters] == ['{"id":1002}', '{"id":1001}']
+    assert {one.value for one in letters} == {None}
+    assert [(e["op"], e["after"]["id"]) for e in bridge.events("t")] == [("c", 1001)]
+    ends = [json.loads(value or b"") for _, value in bridge.records("transaction")]
+    assert sum(end["event_count"] or 0 for end in ends if end["status"] == "END") == 3
+
+
+def test_an_expression_that_the_bridge_can_not_use_ends_it(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, shaping={"filters": {"public.t": "n >"}}).start()
+    assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
+    assert "Syntax error" in bridge.output.splitlines()[-1]
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
+        bridge = new_bridge(conninfo, shaping={"filters": {"public.t": "n > 2"}})
+        bridge.start().streaming()
+        connection.execute("INSERT INTO t VALUES (1000, 'x', 9)")
+    assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
+    assert "REPLICA IDENTITY FULL" in bridge.output.splitlines()[-1]
