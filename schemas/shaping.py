@@ -27,6 +27,7 @@ FIELDS = (
 """Fields of an event that can be chosen; `ts_ms` is the time of encoding, the rest of `source`."""
 _LITERAL = re.compile(r"[A-Za-z0-9._-]*")
 _SALT_CHARACTERS_MIN = 16
+_HEADERS = ("id", "type", "commit_lsn", "seq", "end_lsn", "traceparent", "content-type")
 
 
 def _table_pattern(pattern: str) -> str:
@@ -164,6 +165,23 @@ class OutboxSettings(_Part):
         return self
 
 
+class AnnotationSettings(_Part):
+    """Logical messages at the beginning of a transaction that become headers of its events."""
+
+    message_prefix: str = Field(min_length=1)
+    """Prefix of these messages (`pg_logical_emit_message(true, …)`)."""
+    header: str = Field("annotation", min_length=1)
+    """Name of the header with a message's content, one for each message."""
+
+    @model_validator(mode="after")
+    def _valid(self) -> "AnnotationSettings":
+        if self.message_prefix.startswith("slotbridge"):
+            raise ValueError("annotations.message_prefix: the bridge's own messages begin so")
+        if self.header in _HEADERS or self.header.startswith(("__", "ce_")):
+            raise ValueError(f"annotations.header: events have their own header {self.header}")
+        return self
+
+
 class FlatSettings(_Part):
     """Rows as records of their own, without an envelope: as Debezium's ExtractNewRecordState."""
 
@@ -205,6 +223,7 @@ class ShapingSettings(_Part):
     """The first route that matches a table names its topic; `topic` names all other topics."""
     outbox: OutboxSettings | None = None
     flat: FlatSettings | None = None
+    annotations: AnnotationSettings | None = None
 
     @model_validator(mode="after")
     def _valid(self) -> "ShapingSettings":
@@ -219,6 +238,11 @@ class ShapingSettings(_Part):
         hashes = any(mask.hash for masks in self.masks.values() for mask in masks.values())
         if hashes and len(self.salt.get_secret_value()) < _SALT_CHARACTERS_MIN:
             raise ValueError(f"hash needs a secret `salt` of {_SALT_CHARACTERS_MIN} characters")
+        if self.annotations and self.outbox:
+            if self.annotations.message_prefix == self.outbox.message_prefix:
+                raise ValueError("annotations.message_prefix: the outbox has the same")
+            if self.annotations.header in self.outbox.headers.values():
+                raise ValueError("annotations.header: a column of the outbox has the same")
         if not all(self.keys.values()):
             raise ValueError("keys: name at least one column for each table")
         return self

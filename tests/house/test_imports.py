@@ -92,6 +92,7 @@ PURE = (
     "services.bridge.events.transaction_texts",
     "services.bridge.events.event",
     "services.bridge.events.keys",
+    "services.bridge.transactions.annotations",
     "services.bridge.transactions.assembler",
     "services.bridge.transactions.streams",
     "services.bridge.progress.ledger",

@@ -56,7 +56,8 @@ class TracedGroupCommit(GroupCommit):
         for count in [ended.events for ended in batch.ended] or [len(events)]:
             if count and events[count - 1].topic == self._end_topic:
                 end = events[count - 1]
-                events[count - 1] = end._replace(headers=[(TRACEPARENT, self._header)])
+                headers = [*(end.headers or ()), (TRACEPARENT, self._header)]
+                events[count - 1] = end._replace(headers=headers)
 
     def _begin_commit(self) -> None:
         if self._span is not None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
+from schemas.shaping import AnnotationSettings
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope, Writer
@@ -37,6 +38,7 @@ from services.bridge.pgoutput.messages import (
     Update,
 )
 from services.bridge.progress.ledger import Position
+from services.bridge.transactions.annotations import Annotations
 
 _ROWS = frozenset((b"I", b"U"))
 EVENT_BATCH_BYTES = 2**18
@@ -85,7 +87,9 @@ class Assembler:
         start: Position,
         transaction_bytes_max: int,
         counts: Mapping[str, int] | None = None,
+        annotations: AnnotationSettings | None = None,
     ) -> None:
+        self._annotations = Annotations(annotations)
         self._envelope = envelope
         self._start = start
         self._start_counts = counts
@@ -134,6 +138,9 @@ class Assembler:
         if event is None:
             return False
         self._seq = seq + writer.numbers
+        if self._annotations.headers:
+            self._hold([event])
+            return True
         self._events.append(event)
         self._bytes += EVENT_OVERHEAD_BYTES + len(event[2] or b"") + len(event[1] or b"")
         return True
@@ -145,7 +152,7 @@ class Assembler:
         """
         if self._begin is None or self._seq < self._skip_below:
             return index
-        at, writers = decoder.row_at, decoder.writers
+        at, writers, since = decoder.row_at, decoder.writers, len(self._events)
         room_bytes = self._bytes_max - self._bytes
         taken = self._envelope.rows(
             messages, index, at, writers, self._events, self._seq, room_bytes
@@ -153,6 +160,9 @@ class Assembler:
         if taken is not None:
             index, self._seq, size = taken
             self._bytes += size
+            if self._annotations.headers:
+                self._events[since:] = self._annotations.on(self._events[since:])
+                self._bytes += self._annotations.bytes * (len(self._events) - since)
             return index
         count, kind_of = len(messages), decoder.row_kind
         while index < count and self._bytes <= self._bytes_max:
@@ -247,6 +257,7 @@ class Assembler:
             begin.xid, begin.commit_lsn, begin.commit_time_us, self._last.commit_lsn, now_us
         )
         self._envelope.begin(self._stamp, counts)
+        self._annotations.begin()
 
     def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> EventBatch | None:
         if self._begin is None:
@@ -262,7 +273,8 @@ class Assembler:
             relation = change.relations[0] if isinstance(change, Truncate) else change.relation
             raise not_encoded(error, f"{relation.schema}.{relation.table}", lsn) from error
         if shapes := self._envelope.take_shapes():
-            self._hold(shapes)
+            self._events += shapes
+            self._bytes += size_of(shapes)
         self._hold(events)
         return self.full()
 
@@ -278,6 +290,8 @@ class Assembler:
             if message.prefix == HEARTBEAT_PREFIX:
                 return None
             self._seq += 1
+            if self._annotations.take(message, self._seq - 1):
+                return None
             if self._seq <= self._skip_below:
                 self._dropped += 1
                 return None
@@ -303,6 +317,9 @@ class Assembler:
         return self._envelope.message(message, seq)
 
     def _hold(self, events: list[Event]) -> None:
+        if self._annotations.headers:
+            events = self._annotations.on(events)
+            self._bytes += self._annotations.bytes * len(events)
         self._events += events
         self._bytes += size_of(events)
 
@@ -317,7 +334,7 @@ class Assembler:
         if self._announced or not self._envelope.total:
             return []
         self._announced = True
-        return self._envelope.boundary("BEGIN")
+        return self._annotations.on(self._envelope.boundary("BEGIN"))
 
     def _close(self, commit: Commit, lsn: int) -> EventBatch | None:
         if self._begin is None or commit.commit_lsn != self._begin.commit_lsn:
@@ -328,7 +345,7 @@ class Assembler:
             return None
         self._last = Position(commit.commit_lsn, commit.end_lsn, 0)
         before = self._announcement()
-        end = self._envelope.boundary("END") if self._announced else []
+        end = self._annotations.on(self._envelope.boundary("END")) if self._announced else []
         return self._release(before, end, self._reached(self._last))
 
     def _release(self, before: list[Event], after: list[Event], position: Position) -> EventBatch:

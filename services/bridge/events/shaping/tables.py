@@ -55,6 +55,7 @@ class Shaping:
         self._salt = settings.salt.get_secret_value()
         self.naming = Naming(prefix, settings)
         self.flat = settings.flat
+        self.annotations = settings.annotations
         self.outbox_messages: OutboxMessages | None = None
         """The reader of an outbox's logical messages, None if there is none."""
         if settings.outbox is not None and settings.outbox.message_prefix:
