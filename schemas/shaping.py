@@ -147,6 +147,8 @@ class OutboxSettings(_Part):
     """The column that becomes the message's value."""
     headers: dict[str, str] = {}
     """Column -> header that gets its value, too."""
+    partition: str | None = None
+    """The column with the number of the message's partition; where it is NULL, the key chooses."""
 
     @model_validator(mode="after")
     def _valid(self) -> "OutboxSettings":

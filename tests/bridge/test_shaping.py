@@ -343,6 +343,24 @@ def test_columns_of_an_outbox_become_headers() -> None:
             ShapingSettings(outbox={**outbox, "headers": {"payload": header}})
 
 
+@pytest.mark.parametrize(
+    ("given", "partition"),
+    [(b"3", 3), (None, None), (b"-1", -2), (b"1.5", -2), (b"x", -2), (b"9" * 20, -2)],
+)
+def test_a_column_of_an_outbox_is_the_partition(given: bytes | None, partition: int | None) -> None:
+    outbox = {"table": "public.outbox", "payload": "id", "partition": "payload"}
+    row = Insert(OUTBOX, [b"e1", b"order", b"o-7", b"Paid", given])
+    (message,) = [e for e in events({"outbox": outbox}, row) if e.topic == "bank.outbox.order"]
+    assert (message.placed_by, message.value) == (partition, b"e1")
+    with pytest.raises(SettingsError, match=r"no column zone.*shaping\.outbox\.partition"):
+        events({"outbox": {**outbox, "partition": "zone"}}, row)
+    told = b'{"aggregatetype":"order","aggregateid":"7","payload":1,"shard":3}'
+    by_message = {"message_prefix": "outbox", "partition": "shard"}
+    found = events({"outbox": by_message}, Message(True, 9, "outbox", told))
+    (message,) = [e for e in found if e.topic == "bank.outbox.order"]
+    assert message.placed_by == 3
+
+
 UNCLEAR = (
     b"not JSON",
     b'{"aggregatetype":"order","aggregateid":"7","Payload":{}}',

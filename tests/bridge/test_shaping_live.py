@@ -13,6 +13,7 @@ from schemas.errors import ExitCode
 from schemas.events import own_topics
 from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -159,6 +160,37 @@ def test_an_outbox(pair: Provider, fresh_database: str, new_bridge: NewBridge) -
     notes = [json.loads(value)["n"] for _, value in bridge.records("outbox.note") if value]
     assert sorted(notes) == list(range(20))
     assert all(json.loads(v)["n"] % 3 == int(key or b"") for key, v in users if v)
+
+
+def test_partitions_of_an_outbox(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    shaping = {"outbox": {"table": "public.outbox", "partition": "shard"}}
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text DEFAULT 'order',"
+            " aggregateid text DEFAULT '7', type text, payload text DEFAULT 'x', shard int)"
+        )
+        bridge = new_bridge(conninfo, shaping=shaping).start().streaming()
+        connection.execute(
+            "INSERT INTO outbox (id, shard) SELECT g, g % 2 FROM generate_series(1, 9) g"
+        )
+        bridge.caught_up()
+        connection.execute("INSERT INTO outbox (id, shard) VALUES (10, 2)")
+        assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
+        assert "partition is not one of the topic's, 0 to 1" in bridge.output.splitlines()[-1]
+        going_on = new_bridge(conninfo, shaping=shaping, on_refused="dead_letter")
+        going_on.start().streaming()
+        connection.execute("INSERT INTO outbox (id) VALUES (11)")
+        going_on.caught_up()
+        assert going_on.stop() == 0, going_on.output
+    records = read_committed(bridge.kafka.bootstrap_servers, [f"{bridge.prefix}.outbox.order"])
+    found = {int(record.headers["id"] or b""): record.partition for record in records}
+    assert found.pop(11) in (0, 1)
+    assert found == {number: number % 2 for number in range(1, 10)}
+    assert len(records) == 10
+    assert len(bridge.records("dead")) == 1
 
 
 def test_changes_that_replication_brought_are_left_out(

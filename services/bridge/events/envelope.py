@@ -359,7 +359,7 @@ class Envelope:
         outbox = self._outbox_messages
         if outbox is not None and change.prefix == outbox.prefix:
             parts = outbox.message(change.content, self._texts.stamp.commit_lsn, seq)
-            return [Event(*parts, False, "", seq, change.lsn)]
+            return [Event(*parts[:4], False, "", seq, change.lsn, parts[4])]
         key = f'{{"prefix":{quoted(change.prefix)}}}'.encode()
         value = self._texts.message(change, self._encoders.binary(change.content), seq)
         return [Event(message_topic(self._name), key, value, None, False, "", seq, change.lsn)]
@@ -368,8 +368,8 @@ class Envelope:
         self, table: Table, outbox: OutboxTable, row: Row, lsn: int, seq: int
     ) -> list[Event]:
         self._count(table.counter)
-        topic, key, value, headers = outbox.message(row, self._texts.stamp.commit_lsn, seq)
-        return [Event(topic, key, value, headers, False, table.name, seq, lsn)]
+        parts = outbox.message(row, self._texts.stamp.commit_lsn, seq)
+        return [Event(*parts[:4], False, table.name, seq, lsn, parts[4])]
 
     def _table(self, relation: Relation, seq: int) -> Table:
         known = self._tables.get(relation.oid)

@@ -15,7 +15,7 @@ class Event(NamedTuple):
 
     `table` (`schema.table`, empty for a record without a table), `seq` and `lsn` name the change.
     `placed_by`: the key's JSON, which chooses the partition where `key` also has a schema or its
-    id; None: `key` does.
+    id; a number is the partition itself; None: `key` chooses.
     """
 
     topic: str
@@ -26,7 +26,7 @@ class Event(NamedTuple):
     table: str = ""
     seq: int = -1
     lsn: int = 0
-    placed_by: bytes | None = None
+    placed_by: bytes | int | None = None
 
 
 class Stamp(NamedTuple):

@@ -72,10 +72,12 @@ def _handle(producer: Producer) -> int:
     return handle if handle and opaque(handle) == id(producer) else 0
 
 
-def partition_of(placed_by: bytes | None, partitions: int) -> int:
-    """Return the partition that `placed_by` chooses as a key would; -1: the key is to choose it."""
+def partition_of(placed_by: bytes | int | None, partitions: int) -> int:
+    """Return the partition that `placed_by` is or chooses as a key would; -1: the key chooses."""
     if placed_by is None:
         return _BY_KEY
+    if isinstance(placed_by, int):
+        return placed_by
     if not FUNCTIONS[-1]:
         raise SetupError(
             "this build of confluent-kafka does not show librdkafka's partitioner",

@@ -11,6 +11,7 @@ What is known lives as long as the process; another process learns it again in t
 import hashlib
 from base64 import b64encode
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -118,7 +119,7 @@ def record_bytes(event: Event) -> int:
     return size + sum(len(name) + len(value or b"") for name, value in event.headers or ())
 
 
-def no_topic(event: Event) -> TopicRefused:
+def _no_topic(event: Event) -> TopicRefused:
     """Return the error of an event without a topic: an outbox message, or a row without a value."""
     reason = dict(event.headers or ()).get(REASON_HEADER)
     if isinstance(reason, str):
@@ -128,6 +129,24 @@ def no_topic(event: Event) -> TopicRefused:
         hint="its aggregate type must name a topic that is not the bridge's own; a logical message "
         "must be a JSON object with the members that shaping.outbox names as aggregate_type, "
         "aggregate_id and payload; bridge.on_refused: dead_letter goes on without it",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )
+
+
+def no_place(event: Event, partitions: Mapping[str, int]) -> TopicRefused | None:
+    """Return the error of an event without a topic, or with a partition that its topic lacks.
+
+    `partitions`: how many partitions each topic has. Return None for other events.
+    """
+    if not event.topic:
+        return _no_topic(event)
+    if not isinstance(event.placed_by, int) or 0 <= event.placed_by < partitions[event.topic]:
+        return None
+    last = partitions[event.topic] - 1
+    return TopicRefused(
+        f"the outbox message's partition is not one of the topic's, 0 to {last}",
+        hint="correct what writes the column shaping.outbox.partition, or add partitions to the "
+        "topic; bridge.on_refused: dead_letter goes on without the message",
         exit_code=ExitCode.RECORD_REFUSED,
     )
 

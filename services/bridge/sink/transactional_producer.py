@@ -30,7 +30,7 @@ from services.bridge.sink.dead_letters import (
     identity,
     letter,
     may_be_dead,
-    no_topic,
+    no_place,
     refusal,
 )
 from services.bridge.sink.leader_epochs import cut_off
@@ -167,11 +167,13 @@ class TransactionalProducer:
     def _send_one(self, event: Event, origin: Origin) -> None:
         """Send one event, with regard to what is known of this record and its topic."""
         known = self._refused.records
-        if event.topic not in self._ready:
-            denied = self._prepare(event.topic) if event.topic else no_topic(event)
-            if denied is not None:
-                self._refuse(event, origin, denied.message, denied)
-                return
+        denied = None
+        if event.topic and event.topic not in self._ready:
+            denied = self._prepare(event.topic)
+        denied = denied or no_place(event, self._ready)
+        if denied is not None:
+            self._refuse(event, origin, denied.message, denied)
+            return
         if known and (reason := known.get(identity(event, origin))) is not None:
             self._refuse(event, origin, reason)
         elif event.broadcast:

@@ -2,6 +2,7 @@
 
     aggregate type -> topic    aggregate id -> key    payload -> value, as it is
     id, type, others -> headers        commit_lsn, seq -> headers: identity and order, as everywhere
+    partition -> the partition, if there is such a column
 
 As Debezium's EventRouter has it. A NULL payload is a tombstone. A logical message is a JSON object
 whose members are named as the columns; it needs no table.
@@ -9,6 +10,7 @@ whose members are named as the columns; it needs no table.
 
 import json
 from collections.abc import Callable, Collection
+from typing import Final
 
 from schemas.errors import SettingsError
 from schemas.naming import Naming
@@ -19,12 +21,15 @@ from services.bridge.pgoutput.messages import UNCHANGED, Relation, Row
 _BYTEA_OID = 17
 _REQUIRED = ("aggregate_type", "aggregate_id", "payload")
 _ROLES = ("id", "aggregate_type", "aggregate_id", "type", "payload")
+_DIGITS_MAX = 10
 _SPACE = " \t\r\n"
 PLACE_HEADER = "commit_lsn"
 """A header that each message of an outbox has, and no other record."""
 Headers = list[tuple[str, str | bytes | None]]
-Message = tuple[str, bytes | None, bytes | None, Headers]
-"""Topic, key, value, headers. The topic is "" where none follows from the aggregate type."""
+Message = tuple[str, bytes | None, bytes | None, Headers, int | None]
+"""Topic, key, value, headers, partition. The topic is "" where none follows from the type."""
+NO_PARTITION: Final = -2
+"""Stands for a partition that is not a number."""
 
 
 class _Router:
@@ -34,7 +39,10 @@ class _Router:
         self._naming = naming
         self._topics: dict[bytes, str] = {}
         self.names = [getattr(settings, role) for role in _ROLES] + list(settings.headers)
-        """Names of what the values are: those of the five roles, then what becomes headers."""
+        """Names of what the values are: of the five roles, of headers, of the partition."""
+        self._placed = settings.partition is not None
+        if settings.partition is not None:
+            self.names.append(settings.partition)
         self._headers = list(settings.headers.values())
 
     def message(
@@ -44,8 +52,9 @@ class _Router:
         identity, aggregate_type, aggregate_id, kind, _, *others = values
         headers: Headers = [("id", identity), ("type", kind)]
         headers += [(PLACE_HEADER, str(commit_lsn)), ("seq", str(seq))]
+        partition = _partition(others.pop()) if self._placed else None
         headers += zip(self._headers, others, strict=True)
-        return self._topic(aggregate_type), aggregate_id, payload, headers
+        return self._topic(aggregate_type), aggregate_id, payload, headers, partition
 
     def _topic(self, aggregate_type: bytes | None) -> str:
         if not aggregate_type:
@@ -63,8 +72,8 @@ class OutboxTable:
     def __init__(self, settings: OutboxSettings, naming: Naming, relation: Relation) -> None:
         self._router = _Router(settings, naming)
         indexes = {column.name: index for index, column in enumerate(relation.columns)}
-        keys = [*_ROLES, *(f"headers.{name}" for name in settings.headers)]
-        for key, name in zip(keys, self._router.names, strict=True):
+        keys = [*_ROLES, *(f"headers.{name}" for name in settings.headers), "partition"]
+        for key, name in zip(keys, self._router.names, strict=False):
             if name not in indexes:
                 raise SettingsError(
                     f"the outbox {relation.schema}.{relation.table} has no column {name}",
@@ -141,6 +150,12 @@ def members(text: str, names: Collection[str]) -> dict[str, bytes | None]:
         if text[at] == ",":
             at = _after_space(text, at + 1)
     return found
+
+
+def _partition(value: bytes | None) -> int | None:
+    if value is None:
+        return None
+    return int(value) if value.isdigit() and len(value) < _DIGITS_MAX else NO_PARTITION
 
 
 def _after_space(text: str, at: int) -> int:
