@@ -71,6 +71,13 @@ CASES: Final = {
     "SlotbridgeDeadLetters": Case(
         {"slotbridge_dead_letters_total": "0+1x200"}, {"slotbridge_dead_letters_total": "7x200"}
     ),
+    "SlotbridgeSnapshotWaits": Case(
+        {"slotbridge_snapshot_waiting_seconds": "0+60x200"},
+        {
+            "slotbridge_snapshot_waiting_seconds": "0+60x10 0x200",
+            'slotbridge_snapshot_waiting_seconds{pod="@-bridge-1"}': "0x200",
+        },
+    ),
     "SlotfailoverNotObserving": Case(
         {"slotfailover_last_observation_timestamp_seconds": "0x200"},
         {"slotfailover_last_observation_timestamp_seconds": "0+60x200"},
