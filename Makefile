@@ -59,6 +59,7 @@ pythons: $(READY) ## the tests without servers on every other supported Python o
 	@MAKE=$(MAKE) $(BIN)/python -m tests.interpreters
 
 # Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40; BROKERS=3.
+# KILLS=200 FAILOVERS=5: one run within snapshots, until the bridge got so many.
 # POSTGRES=17.5: on that one, without two-phase decoding. SABOTAGE=all (3,5; words of a name): is a bridge with a
 # deliberate mistake found?
 torture: $(READY) ## faults from a seed, every transaction accounted for (SEED=1 MINUTES=3)
@@ -66,7 +67,7 @@ ifdef SABOTAGE
 	@$(BIN)/python -m tests.torture.mutation "$(SABOTAGE)" $(if $(BROKERS),--brokers $(BROKERS)) $(TORTURE_OPTIONS)
 else
 	@$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) \
-	  $(if $(SEEDS),--seeds $(SEEDS)) $(if $(POSTGRES),--postgres $(POSTGRES)) $(if $(BROKERS),--brokers $(BROKERS)) $(TORTURE_OPTIONS)
+	  $(if $(SEEDS),--seeds $(SEEDS)) $(if $(POSTGRES),--postgres $(POSTGRES)) $(if $(BROKERS),--brokers $(BROKERS)) $(if $(KILLS),--kills $(KILLS) --failovers $(or $(FAILOVERS),5)) $(TORTURE_OPTIONS)
 endif
 
 # The same faults for Slotbridge and Debezium, one checker (tests/league): SEEDS=1-3, LEAGUE_OPTIONS="--faults 15".

@@ -36,6 +36,7 @@ from tests.bridge.snapshots import (
     told,
 )
 from tests.bridge.test_doctor import Examined
+from tests.bridge.test_metrics import await_series
 from tests.providers.databases import connect
 from tests.providers.interface import Provider, Server
 from tests.providers.waiting import eventually
@@ -71,6 +72,39 @@ def test_rows_under_constant_change_come_from_the_standby(
         finally:
             standby.execute("SELECT pg_wal_replay_resume()")
         done(bridge)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_exact(bridge, conninfo)
+    assert {one.read_from for one in told(bridge)} == {"standby"}
+
+
+def test_a_standby_that_lags_for_long_holds_up_rows_and_no_changes(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """By more than `snapshot.standby_wait_ms`; the metric of an alert tells it until the end."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    fill(conninfo, 300)
+    other = pair.standby.conninfo(fresh_database)
+    eventually(lambda: _may_connect(other), what="the standby has the database")
+    bridge = new_bridge(conninfo, http_port=0, snapshot={**INITIAL, "conninfo": other})
+    waiting = "slotbridge_snapshot_waiting_seconds"
+    lag = "SELECT extract(epoch FROM now() - pg_last_xact_replay_timestamp()) > 6"
+    with connect(pair.standby) as standby, Changes(conninfo, 300) as changes:
+        eventually(lambda: changes.committed > 3, what="rows change")
+        standby.execute("SELECT pg_wal_replay_pause()")
+        try:
+            bridge.start().streaming()
+            what = "the standby is 6 s behind, and the snapshot waits for as long"
+            await_series(bridge, lambda seen: seen.get(waiting, 0) > 6, what)
+            assert standby.execute(lag).fetchone() == (True,)
+            before = changes.committed
+            eventually(lambda: changes.committed > before + 20, what="rows change")
+            bridge.caught_up()
+            assert chunks(bridge) == 0, "rows of another server"
+        finally:
+            standby.execute("SELECT pg_wal_replay_resume()")
+        done(bridge)
+        await_series(bridge, lambda seen: seen[waiting] == 0, "the snapshot waits no longer")
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert_exact(bridge, conninfo)

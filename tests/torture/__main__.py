@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -19,6 +19,10 @@ from tests.torture.faults import only, schedule
 from tests.torture.report import Report, exit_code, sums, table
 from tests.torture.rig import Rig, kept
 from tests.torture.servers import Kafka, Servers, servers
+from tests.torture.snapshot_goal import Met
+
+_GOAL_S: Final = 7200.0
+"""When a run is given up whose goal is not met."""
 
 
 def one_run(
@@ -30,6 +34,7 @@ def one_run(
     faults: str,
     commits_wait: bool,
     to_tables: bool,
+    goal: Met | None,
 ) -> Report:
     """With a pair of its own. The folder is kept when something is found, or the rig fails."""
     folder.mkdir(exist_ok=True)
@@ -44,6 +49,7 @@ def one_run(
                 faults=only(schedule(seed, brokers.count), faults),
                 commits_wait=commits_wait,
                 to_tables=to_tables,
+                goal=goal,
             )
             report = rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:
@@ -80,11 +86,17 @@ def main(
         float, typer.Option(help="Clocks: one broker's right, one so fast, one so slow.")
     ] = 0.0,
     faults: Annotated[str, typer.Option(help="Only these, by commas: disk lost,kill")] = "",
+    kills: Annotated[
+        int, typer.Option(help="One run each until the bridge got so many within snapshots.")
+    ] = 0,
+    failovers: Annotated[int, typer.Option(help="With --kills: so many, between them.")] = 5,
     to_tables: Annotated[
         bool, typer.Option("--tables", help="Fill Iceberg tables at the end, compare them.")
     ] = False,
 ) -> None:
     """Torture the bridge. Exit code 1 when anything is wrong, or a full run has not met all."""
+    if kills:
+        seeds, run_seconds = seeds or f"{seed}-{seed}", _GOAL_S
     base = folder or Path(tempfile.mkdtemp(prefix="slotbridge-torture-"))
     base.mkdir(parents=True, exist_ok=True)
     base.chmod(0o755)
@@ -108,6 +120,7 @@ def main(
                 faults=faults,
                 commits_wait=commits_wait,
                 to_tables=to_tables,
+                goal=Met(kills, failovers) if kills else None,
             )
             lines.append(report.as_json())
             sys.stdout.write(lines[-1] + "\n")

@@ -37,6 +37,7 @@ from tests.torture.brokers import Brokers, insist
 from tests.torture.checker import Finding, Repair, Truth, check
 from tests.torture.clients import Client, Outcomes, decide_leftovers, stop_all
 from tests.torture.faults import Fault, first_failpoint, schedule
+from tests.torture.folds import check_folds
 from tests.torture.perform import perform
 from tests.torture.report import Report
 from tests.torture.snapshot_checker import (
@@ -46,6 +47,7 @@ from tests.torture.snapshot_checker import (
     told_of,
     unfinished,
 )
+from tests.torture.snapshot_goal import Asking, Met, faults_until
 from tests.torture.tables import RESTORABLE, compare_tables
 from tests.torture.torture_run import Stalled, TortureRun
 from tests.torture.watch import Watch
@@ -77,9 +79,11 @@ class Rig:
         commits_wait: bool = False,
         to_tables: bool = False,
         tls: Mapping[str, str] | None = None,
+        goal: Met | None = None,
     ) -> None:
         """`brokers`: by default the bed's, straight. `to_tables`: what Kafka has at the end also
         goes into Iceberg tables, compared too. `tls`: as Tls.conninfo, which the bridge must use.
+        `goal`: kills and failovers within snapshots until it is met, instead of `faults`.
         """
         self._bed = bed
         self._folder = folder
@@ -87,6 +91,9 @@ class Rig:
         self._pause_s = pause_s
         self._brokers = brokers or Brokers(bed.kafka)
         self._sabotage = sabotage
+        self._goal = goal
+        if goal is not None:
+            faults = faults_until(seed, goal, self._met)
         self._faults = faults or schedule(seed, self._brokers.count)
         self._commits_wait = commits_wait
         self._to_tables = to_tables
@@ -152,18 +159,26 @@ class Rig:
             client.start()
         began = time.monotonic()
         until = began + seconds
+        asking = Asking()
         for fault in self._faults:
+            if self._goal is not None:
+                asking.keep_reading(run, self._told())
             time.sleep(fault.pause_s)
             if time.monotonic() > until or run.supervised.operator_needed:
                 break
             perform(run, fault)
         fire_s = time.monotonic() - began
         ended = self._end(clients)
+        if self._goal is not None and not self._met().covers(self._goal):
+            ended.append(Finding("stalled", f"{self._met()} of {self._goal} in {fire_s:.0f} s"))
         report = self._report(outcomes, ended + watch.end() + run.findings)
         report.fire_s = fire_s
         report.hidden_s_max = round(watch.hidden.longest_s, 1)
         report.rss_mib_max = round(watch.rss_mib_max)
         return report
+
+    def _met(self) -> Met:
+        return Met(self._run.supervised.ends.sigkills, self._run.failovers)
 
     def _is_ours(self, topic: str) -> bool:
         prefix = self._bridge.prefix
@@ -283,6 +298,7 @@ class Rig:
         kafka_transaction_of = self._brokers.kafka_transactions(topics)
         found = check(records, boundaries, truth, kafka_transaction_of)
         told = self._told()
+        found += check_folds(records)
         found += check_snapshots(records, told, signals, kafka_transaction_of, repairs)
         if self._run.supervised.operator_needed is not None:
             findings += [finding for finding in found if finding.kind != "lost"]  # it has stopped
