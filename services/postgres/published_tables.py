@@ -1,5 +1,6 @@
 """The tables of a publication as pgoutput describes them, with the key to read them by."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -48,16 +49,17 @@ class PublishedTable:
 
 
 def published_tables(
-    connection: Connection, publication: str, oid: int | None = None
+    connection: Connection, publication: str, oids: Sequence[int] | None = None
 ) -> list[PublishedTable]:
-    """Read the tables of the publication, or that of `oid` alone, from the catalogs.
+    """Read the tables of the publication, or those of `oids` alone, from the catalogs.
 
     No table is opened, so that nobody's lock is waited for.
 
     Sources: pg_publication.c, pg_get_publication_tables; relcache.c, RelationGetIndexList;
     proto.c, logicalrep_write_typ.
     """
-    rows = connection.execute(_TABLES, [publication, oid, oid]).fetchall()
+    given = None if oids is None else [*oids]
+    rows = connection.execute(_TABLES, [publication, given]).fetchall()
     return [_table(*row) for row in rows]
 
 
@@ -137,7 +139,7 @@ _TABLES: LiteralString = (
               AND (i.indisprimary AND i.indimmediate OR i.indisreplident)
             ORDER BY i.indisprimary DESC LIMIT 1) reading ON true
      WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
-       AND (%s::oid IS NULL OR c.oid = %s::oid)
+       AND c.oid = ANY (coalesce(%s::bigint[]::oid[], ARRAY[c.oid]))
        AND CASE WHEN p.pubviaroot THEN NOT EXISTS (
                      SELECT FROM below other WHERE other.relid = c.oid AND other.root <> c.oid)
                 ELSE c.relkind = 'r' END

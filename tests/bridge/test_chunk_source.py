@@ -14,13 +14,19 @@ from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import PublishedXids, Sight
 
 WAIT_S = 0.2
-TABLE: Any = SimpleNamespace(
-    shape=SimpleNamespace(name="t", relation=SimpleNamespace(oid=1)),
-    before=None,
-    last=None,
-    where="",
-    asked=False,
-)
+
+
+def table(name: str, oid: int) -> Any:
+    return SimpleNamespace(
+        shape=SimpleNamespace(name=name, relation=SimpleNamespace(oid=oid)),
+        before=None,
+        last=None,
+        where="",
+        asked=False,
+    )
+
+
+TABLE, *OTHERS = [table(name, oid) for oid, name in enumerate("tuvw", 1)]
 
 
 class Server:
@@ -32,6 +38,9 @@ class Server:
         self.lags = False
         self.versions = {"c": "1"}
         self.patience: list[float] = []
+        self.begun: list[list[str]] = []
+        self.locked: str | None = None
+        self.broken: str | None = None
 
     def await_replay(self, _lsn: int, patience_s: float) -> bool:
         self.patience.append(patience_s)
@@ -43,16 +52,26 @@ class Server:
     approach = await_replay
 
     def read(self, *_: Any, **_limits: Any) -> Chunk:
-        return Chunk([], None, 0, ends=True)
+        return Chunk([], None, 4, ends=True, bytes=40)
 
-    def begin(self, _: Any) -> Sight:
+    def read_each(self, tables: Any, *, rows_max: int, bytes_max: int) -> list[Chunk]:
+        if self.broken in [shape.name for shape, *_ in tables]:
+            raise NotNow("it takes too long")
+        tables = tables[:rows_max]
+        looked_at = min(4, rows_max // max(1, len(tables)))
+        return [Chunk([], None, looked_at, ends=True, bytes=40) for _ in tables]
+
+    def begin(self, *shapes: Any) -> Sight:
+        self.begun.append([shape.name for shape in shapes])
+        if self.locked in self.begun[-1]:
+            raise NotNow("a lock is held")
         return Sight(9, 9, frozenset())
 
-    def shape(self, _: int) -> Any:
-        return TABLE.shape
+    def shapes(self, oids: Any) -> list[Any]:
+        return [one.shape for one in (TABLE, *OTHERS) if one.shape.relation.oid in oids]
 
-    def order_versions(self, *_: Any) -> dict[str, str]:
-        return self.versions
+    def order_versions(self, shape: Any, _: Any) -> dict[str, str]:
+        return {"c": "1"} if shape.name == "t" else self.versions
 
     def finish(self) -> int:
         return 5
@@ -82,15 +101,29 @@ def thread() -> Iterator[ReaderThread]:
     thread.close()
 
 
-def source_of(thread: ReaderThread, standby: Any, standby_wait_s: float = 5) -> ChunkSource:
-    primary: Any = Server()
-    return ChunkSource(primary, standby, thread, standby_wait_s=standby_wait_s)
+def source_of(
+    thread: ReaderThread,
+    standby: Any,
+    standby_wait_s: float = 5,
+    *,
+    primary: Any = None,
+    hold_s: float = 60,
+) -> ChunkSource:
+    primary = primary or Server()
+    wait: dict[str, Any] = {"standby_wait_s": standby_wait_s, "hold_s": hold_s}
+    return ChunkSource(primary, standby, thread, **wait, workers=2)
+
+
+def taken(source: ChunkSource, *, rows_max: int = 100, bytes_max: int = 1000) -> str:
+    limits = {"rows_max": rows_max, "bytes_max": bytes_max}
+    seen = source.take(TABLE, OTHERS, PublishedXids(), **limits)
+    return "".join(one.shape.name for one, _ in seen.chunks)
 
 
 def test_the_wait_for_a_replay_does_not_count_as_reading(thread: ReaderThread) -> None:
     source = source_of(thread, Server())
     began = time.monotonic()
-    seen = source.take(TABLE, PublishedXids(), rows_max=1, bytes_max=1)
+    seen = source.take(TABLE, [], PublishedXids(), rows_max=1, bytes_max=1)
     assert WAIT_S <= seen.waited_s <= time.monotonic() - began
     assert seen.read_from == "standby"
 
@@ -122,17 +155,80 @@ def test_a_standby_that_is_always_late_is_waited_for_as_long_as_the_settings_say
     assert standby.patience == [1, 2, 4, 8, 16, 30, 30]
     for _ in range(7):
         with pytest.raises(NotNow, match="behind"):
-            source.take(TABLE, PublishedXids(), rows_max=1, bytes_max=1)
+            source.take(TABLE, [], PublishedXids(), rows_max=1, bytes_max=1)
     assert standby.patience[7:] == [0.5, 1, 2, 4, 8, 16, 30]
 
 
 def test_a_table_that_the_standby_orders_otherwise_is_read_from_the_primary(
     thread: ReaderThread,
 ) -> None:
-    standby = Server()
-    standby.versions = {"c": "2"}
+    standby: Any = Server()
+    standby.order_versions = lambda *_: {"c": "2"}
     source = source_of(thread, standby)
     for _ in range(2):
-        seen = source.take(TABLE, PublishedXids(), rows_max=1, bytes_max=1)
+        seen = source.take(TABLE, [], PublishedXids(), rows_max=1, bytes_max=1)
         assert seen.read_from == "primary"
     assert len(standby.patience) == 1, "it is not waited for again"
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, "tuvw"),
+        ({"rows_max": 5}, "tu"),
+        ({"rows_max": 12}, "tuv"),
+        ({"bytes_max": 100}, "tuv"),
+        ({"rows_max": 4}, "t"),
+    ],
+)
+@pytest.mark.parametrize("on_standby", [False, True])
+def test_tables_behind_one_that_ends_are_read_with_it_within_the_limits_of_a_chunk(
+    limits: dict[str, int], expected: str, on_standby: bool, thread: ReaderThread
+) -> None:
+    standby = Server() if on_standby else None
+    assert taken(source_of(thread, standby), **limits) == expected
+
+
+def test_no_other_table_is_begun_once_the_stream_has_stood_still_long_enough(
+    thread: ReaderThread,
+) -> None:
+    assert taken(source_of(thread, None, hold_s=0)) == "t"
+
+
+def test_tables_that_can_not_all_be_locked_are_read_one_by_one_for_a_time(
+    thread: ReaderThread,
+) -> None:
+    primary = Server()
+    primary.locked = "v"
+    source = source_of(thread, None, primary=primary)
+    with pytest.raises(NotNow, match="a lock is held"):
+        taken(source)
+    assert taken(source) == "t"
+    assert primary.begun == [["t", "u", "v", "w"], ["t"]]
+
+
+def test_an_error_of_another_table_takes_nothing_from_the_first_one(thread: ReaderThread) -> None:
+    """On a standby the transaction is needed to the end: the chunk is read again without others."""
+    primary = Server()
+    primary.broken = "u"
+    source = source_of(thread, None, primary=primary)
+    assert [taken(source), taken(source)] == ["t", "t"]
+    assert primary.begun[-1] == ["t"]
+    standby = Server()
+    standby.broken = "u"
+    source = source_of(thread, standby)
+    with pytest.raises(NotNow, match="another table"):
+        taken(source)
+    assert taken(source) == "t"
+
+
+def test_other_tables_that_the_standby_orders_otherwise_are_left_out(thread: ReaderThread) -> None:
+    standby = Server()
+    standby.versions = {"c": "2"}
+    primary: Any = Server()
+    primary.order_versions = lambda *_: {"c": "1"}
+    source = source_of(thread, standby, primary=primary)
+    assert taken(source) == "t"
+    assert primary.begun == [["t", "u", "v", "w"]]
+    assert taken(source) == "t"
+    assert primary.begun[-1] == ["t"], "the others are read from the primary"

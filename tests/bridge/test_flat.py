@@ -163,8 +163,9 @@ def test_rows_of_a_snapshot_are_flat_too() -> None:
         encoders=Encoders(),
         flat=chosen.flat,
     )
-    made.describe(TABLE, Stamp(0, 200, NOW_US, 100, NOW_US), 9)
-    found = made.read(TABLE, [ROW] * 3, lambda seq: "true" if seq else "first", 150)
+    made.begin_chunks(Stamp(0, 200, NOW_US, 100, NOW_US), 9)
+    made.describe(TABLE, 0)
+    found = made.read(TABLE, [ROW] * 3, lambda seq: "true" if seq else "first", 150, 0)
     told = [json.loads(event.value or b"") for event in found]
     assert [row["__snapshot"] for row in told] == ["first", "true", "true"]
     assert [row["__source_snapshot"] for row in told] == ["first", "true", "true"]

@@ -14,12 +14,15 @@ from schemas.snapshot import SnapshotProgress, SnapshotSettings
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.snapshot.pace import ChunkSize, Patience, RateLimit
-from services.bridge.snapshot.places import Blocks
+from services.bridge.snapshot.places import Blocks, RowsBefore
 from services.bridge.snapshot.progress import (
     ChunkPosition,
     Owner,
+    SnapshotPlan,
+    TableProgress,
     counts,
     goes_on,
+    may_end,
     plan,
     progress_event,
     require_keys,
@@ -367,6 +370,18 @@ def test_tables_are_read_on_where_kafka_has_their_rows() -> None:
     assert found.kind(found.next, 0, 2, ends=True) == "true"
     assert found.kind(found.next, 1, 2, ends=True) == "last"
     assert found.kind(found.next, 1, 2, ends=False) == "true"
+
+
+def test_tables_with_keys_follow_one_that_may_end() -> None:
+    tables = [TableProgress(shape(f"public.{name}", "id")) for name in "abcde"]
+    one, done, paused, keyless, last = tables
+    done.done, paused.paused, keyless.before = True, True, RowsBefore(Sight(1, 1, frozenset()), 1)
+    found = SnapshotPlan({table.shape.name: table for table in tables})
+    assert (found.after(one), found.after(last)) == ([last], [])
+    assert may_end(one, -1, 10) and may_end(one, 10, 10) and not may_end(one, 11, 10)
+    one.rows = 7
+    assert may_end(one, 17, 10) and not may_end(one, 18, 10)
+    assert not may_end(one, -1, 10) and not may_end(one, 7, 10), "it has more than was thought"
 
 
 def test_each_snapshot_has_a_first_row() -> None:

@@ -238,7 +238,7 @@ def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_wr
     with _on_both(conninfo, other, server) as (reader, standby, shape):
         standby.set_search_path(reader.search_path())
         standby.begin(shape)
-        assert standby.shape(shape.relation.oid) == shape, "whatever its search_path was"
+        assert standby.shapes([shape.relation.oid]) == [shape], "whatever its search_path was"
         versions = reader.order_versions(shape, "")
         assert versions.keys() == {"sorted"}, "of a locale that sorts, and not by bytes"
         assert standby.order_versions(shape, "") == versions

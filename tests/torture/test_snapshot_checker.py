@@ -19,16 +19,17 @@ from tests.torture.snapshot_checker import (
 SIGNALS = ("s1",)
 
 
-def row(lsn: int, key: int, offset: int) -> Record:
-    source = {"commit_lsn": lsn, "seq": offset, "table": "t"}
+def row(lsn: int, key: int, offset: int, table: str = "t") -> Record:
+    source = {"commit_lsn": lsn, "seq": offset, "table": table}
     event = {"op": "r", "after": {}, "source": source}
     return Record("p.t", 0, offset, b"%d" % key, json.dumps(event).encode(), {})
 
 
-def boundary(lsn: int, status: str, offset: int, count: int = 0) -> Record:
-    collections = [{"data_collection": "public.t", "event_count": count}] if count else None
+def boundary(lsn: int, status: str, offset: int, count: int = 0, others: int = 0) -> Record:
+    counts = {"public.t": count, "public.u": others}
+    collections = [{"data_collection": name, "event_count": n} for name, n in counts.items() if n]
     value = {"status": status, "id": f"0:{lsn}", "commit_lsn": lsn}
-    content = json.dumps(value | {"data_collections": collections}).encode()
+    content = json.dumps(value | {"data_collections": collections or None}).encode()
     return Record("p.transaction", 0, offset, None, content, {})
 
 
@@ -40,9 +41,11 @@ def chunk(lsn: int, offset: int, *keys: int) -> list[Record]:
     ]
 
 
-def progress(lsn: int, chunks: int, rows: int, *, done: bool = False) -> SnapshotProgress:
+def progress(
+    lsn: int, chunks: int, rows: int, *, done: bool = False, table: str = "t"
+) -> SnapshotProgress:
     return SnapshotProgress.model_validate(
-        {"slot": "s", "schema": "public", "table": "t", "oid": 1, "key": ["id"], "last": ["1"]}
+        {"slot": "s", "schema": "public", "table": table, "oid": 1, "key": ["id"], "last": ["1"]}
         | {"rows": rows, "chunks": chunks, "done": done, "timeline": 1, "commit_lsn": lsn}
         | {"seq": 0, "ts_ms": 0}
     )
@@ -76,6 +79,18 @@ def kinds(
 
 def test_complete_topics_have_no_finding() -> None:
     assert kinds(*good()) == set()
+
+
+def test_a_chunk_of_two_tables_has_progress_of_both() -> None:
+    records, told = good()
+    rows = [row(50, 1, 30), row(50, 1, 30, "u"), row(50, 2, 31, "u")]
+    records += [boundary(50, "BEGIN", 30), *rows, boundary(50, "END", 31, 1, 2)]
+    told = Told(
+        [*told.progress, progress(50, 1, 1), progress(50, 1, 2, table="u")],
+        [*told.requests, request(45).model_copy(update={"id": "s2"})],
+    )
+    assert kinds(records, told) == set()
+    assert kinds(records, Told(told.progress[:-1], told.requests)) == {"torn"}
 
 
 def test_a_key_that_is_read_twice() -> None:

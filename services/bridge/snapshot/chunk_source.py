@@ -2,13 +2,16 @@
 
     see      a database snapshot that sees all that was published before
     read     the next rows of the table, under it; or on a standby that has replayed all it sees
+    others   where the table ends, rows of the tables after it, under the same snapshot
     secure   the next mark is written; the standbys have all that was seen
 
 What can't be had at once raises NotNow: it is tried again later, the stream goes on meanwhile.
+Other tables that can't be had with the first one are left out: each becomes the first one.
 """
 
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
@@ -34,6 +37,10 @@ logger = structlog.get_logger(__name__)
 _VISIBLE_S: Final = 0.3
 _REPLAYED_S: Final = 0.5
 _SECURED_S: Final = 1.0
+OTHERS_MAX: Final = 15
+"""How many other tables are locked for a chunk: sixteen locks are cheap (lock.c, fast path)."""
+_ALONE_S: Final = 5.0
+"""How long tables are read one by one after not all of a chunk's could be locked."""
 
 
 class WrittenMark(NamedTuple):
@@ -43,13 +50,13 @@ class WrittenMark(NamedTuple):
     end_lsn: int
 
 
-class SeenChunk(NamedTuple):
-    """A chunk, a database snapshot, and the next mark: these bound what the rows show.
+class SeenChunks(NamedTuple):
+    """Chunks of tables, a database snapshot, and the next mark: these bound what the rows show.
 
-    `waited_s`: how long the stream stood still for what does not depend on the chunk's size.
+    `waited_s`: how long the stream stood still for what does not depend on the chunks' size.
     """
 
-    chunk: Chunk
+    chunks: list[tuple[TableProgress, Chunk]]
     sight: Sight
     next_mark: WrittenMark
     read_from: ReadFrom
@@ -66,7 +73,13 @@ class ChunkSource:
         thread: ReaderThread,
         *,
         standby_wait_s: float,
+        hold_s: float = 0.1,
+        workers: int = 1,
     ) -> None:
+        """Take `workers` other tables at once, and begin none after `hold_s`."""
+        self._hold_s = hold_s
+        self._workers = workers
+        self._alone_until = 0.0
         self._reader = reader
         self._standby = standby
         self._thread = thread
@@ -93,21 +106,36 @@ class ChunkSource:
         return self._reader.mark(token)
 
     def take(
-        self, table: TableProgress, published: PublishedXids, *, rows_max: int, bytes_max: int
-    ) -> SeenChunk:
-        """Return the table's next chunk. Raise NotNow where it can't be had at this moment.
+        self,
+        table: TableProgress,
+        others: Sequence[TableProgress],
+        published: PublishedXids,
+        *,
+        rows_max: int,
+        bytes_max: int,
+    ) -> SeenChunks:
+        """Return the table's next chunk; if the table ends there, also chunks of some `others`.
 
-        The table stays locked against changes of its form until `end`.
+        Raise NotNow where the table's chunk can't be had at this moment. The tables stay locked
+        against changes of their form until `end`. `others` have keys.
         """
         began = time.monotonic()
-        sight = self._see(table, published)
+        from_standby = self._standby_for(table) is not None
+        alike = [one for one in others if (self._standby_for(one) is not None) == from_standby]
+        locked = alike[:OTHERS_MAX] if began > self._alone_until else []
+        sight = self._see(table, locked, published)
         reach("chunk begun")
         require_in_window(table, sight)
-        self._require_form(self._reader, table)
-        standby = self._begin_on_standby(table)
+        found = self._of_form(self._reader, (table, *locked))
+        require_form(table, found)
+        standby = self._begin_on_standby(table, locked)
         read_began = time.monotonic()
-        rows = standby or self._reader
-        chunk = self._read(rows, table, rows_max=rows_max, bytes_max=bytes_max)
+        chunk = self._read(standby or self._reader, table, rows_max=rows_max, bytes_max=bytes_max)
+        chunks = [(table, chunk)]
+        if chunk.ends and from_standby == (standby is not None):
+            rows_max, bytes_max = rows_max - chunk.looked_at, bytes_max - chunk.bytes
+            until = read_began + self._hold_s
+            chunks += self._read_others(standby, found[1:], rows_max, bytes_max, until)
         replayed = 0 if standby is None else self._thread.call(standby.finish)
         read_s = time.monotonic() - read_began
         reach("chunk read")
@@ -116,7 +144,7 @@ class ChunkSource:
             require_written(replayed, next_mark.end_lsn, standby.name)
         reach("chunk secured")
         read_from: ReadFrom = "primary" if standby is None else "standby"
-        return SeenChunk(chunk, sight, next_mark, read_from, time.monotonic() - began - read_s)
+        return SeenChunks(chunks, sight, next_mark, read_from, time.monotonic() - began - read_s)
 
     def end(self) -> None:
         """End the chunk's transactions, if there are any."""
@@ -124,11 +152,18 @@ class ChunkSource:
         if self._standby is not None:
             self._thread.call(self._standby.end)
 
-    def _see(self, table: TableProgress, published: PublishedXids) -> Sight:
-        """Take a database snapshot that sees all that was published, begun on the table."""
+    def _see(
+        self, table: TableProgress, others: list[TableProgress], published: PublishedXids
+    ) -> Sight:
+        """Take a database snapshot that sees all that was published, begun on the tables."""
+        shapes = [one.shape for one in (table, *others)]
         until = time.monotonic() + self._visible.seconds
         while True:
-            sight = self._thread.call(self._reader.begin, table.shape)
+            try:
+                sight = self._thread.call(self._reader.begin, *shapes)
+            except NotNow:
+                self._alone_until = time.monotonic() + _ALONE_S
+                raise
             if published.seen_by(sight):
                 self._visible.met()
                 return sight
@@ -148,7 +183,9 @@ class ChunkSource:
         on_primary = table.before is not None or table.shape.relation.oid in self._on_primary
         return None if on_primary else self._standby
 
-    def _begin_on_standby(self, table: TableProgress) -> Standby | None:
+    def _begin_on_standby(
+        self, table: TableProgress, others: list[TableProgress]
+    ) -> Standby | None:
         """Begin on the standby, once it has all that the primary's snapshot sees.
 
         That is what precedes a message that is written now. The primary's lock stays: the table has
@@ -161,9 +198,12 @@ class ChunkSource:
         with self._replayed.kept():
             if not self._thread.call(standby.await_replay, seen_lsn, self._replayed.seconds):
                 return None
-        self._thread.call(standby.begin, table.shape)
-        self._require_form(standby, table)
-        return standby if self._is_in_order(standby, table) else None
+        self._thread.call(standby.begin, *[one.shape for one in (table, *others)])
+        require_form(table, self._of_form(standby, (table,)))
+        if self._is_in_order(standby, table):
+            return standby
+        self._thread.call(standby.end)
+        return None
 
     def _is_in_order(self, standby: Standby, table: TableProgress) -> bool:
         """Whether the standby orders the table's rows as the primary; where not, tell so once."""
@@ -171,7 +211,6 @@ class ChunkSource:
         here = self._thread.call(self._reader.order_versions, *given)
         found = order_difference(here, self._thread.call(standby.order_versions, *given))
         if found.different:
-            self._thread.call(standby.end)
             self._leave_to_primary(table, f"the standby has other collations: {found.different}")
         elif found.not_judged and found.not_judged not in self._not_judged:
             self._not_judged.add(found.not_judged)
@@ -188,9 +227,44 @@ class ChunkSource:
             "rows of a table are read from the primary", table=table.shape.name, reason=why
         )
 
-    def _require_form(self, reader: RowReader, table: TableProgress) -> None:
-        if self._thread.call(reader.shape, table.shape.relation.oid) != table.shape:
-            raise NotNow("the table has another form than at its mark", changed=True)
+    def _of_form(self, reader: RowReader, tables: Sequence[TableProgress]) -> list[TableProgress]:
+        """Return the tables that have the form that was planned; ask the catalogs once for all."""
+        oids = [one.shape.relation.oid for one in tables]
+        found = {one.relation.oid: one for one in self._thread.call(reader.shapes, oids)}
+        return [one for one in tables if found.get(one.shape.relation.oid) == one.shape]
+
+    def _read_others(
+        self,
+        standby: Standby | None,
+        others: list[TableProgress],
+        rows_max: int,
+        bytes_max: int,
+        until: float,
+    ) -> list[tuple[TableProgress, Chunk]]:
+        """Read tables in their order, several at once with several workers, within these limits."""
+        chunks: list[tuple[TableProgress, Chunk]] = []
+        try:
+            if standby is not None and others:
+                others = self._of_form(standby, others)
+            while others and rows_max > 0 and bytes_max > 0 and time.monotonic() < until:
+                group, others = others[: self._workers], others[self._workers :]
+                if standby is not None:
+                    group = [one for one in group if self._is_in_order(standby, one)]
+                given = [(one.shape, one.last, one.where) for one in group]
+                found = self._thread.call(
+                    (standby or self._reader).read_each,
+                    given,
+                    rows_max=rows_max,
+                    bytes_max=bytes_max,
+                )
+                chunks += zip(group, found, strict=False)
+                rows_max -= sum(one.looked_at for one in found)
+                bytes_max -= sum(one.bytes for one in found)
+        except (NotNow, SetupError) as error:
+            self._alone_until = time.monotonic() + _ALONE_S
+            if standby is not None:  # which is to tell how far it is in this transaction
+                raise NotNow(f"another table can't be read with it: {error}") from error
+        return chunks
 
     def _read(
         self, reader: RowReader, table: TableProgress, *, rows_max: int, bytes_max: int
@@ -228,6 +302,12 @@ class ChunkSource:
             time.sleep(LOOK_S)
         self._secured.met()
         return mark
+
+
+def require_form(table: TableProgress, found: Sequence[TableProgress]) -> None:
+    """Raise NotNow unless the table is among those that have the form that was planned."""
+    if table not in found[:1]:
+        raise NotNow("the table has another form than at its mark", changed=True)
 
 
 def require_in_window(table: TableProgress, sight: Sight) -> None:

@@ -21,7 +21,7 @@ from psycopg import pq
 from schemas.errors import SlotbridgeError
 from services.bridge.pgoutput.messages import Row
 from services.bridge.snapshot.cursor import FETCH_BYTES, parts
-from services.bridge.snapshot.tables import CURSOR
+from services.bridge.snapshot.tables import CURSOR, Chunk, TableShape, filtered
 from services.postgres.rows import one_row
 from services.postgres.server import Connection
 
@@ -138,6 +138,19 @@ class RangeReader:
 
         Raise psycopg.Error.
         """
+        ranges = self.read_each(first, queries, rows_each=rows_each, bytes_each=bytes_each)
+        if len(ranges) < len(queries):
+            ranges = [ranges[0]._replace(ends=False)]
+        return joined(ranges, rows_max)
+
+    def read_each(
+        self, first: Connection, queries: Sequence[Query], *, rows_each: int, bytes_each: int
+    ) -> list[RangeRows]:
+        """Read a range for each query, up to `rows_each` rows or `bytes_each`, at the same time.
+
+        Return those of the first queries, at least of one: of all where all connections see the
+        first one's snapshot. Raise psycopg.Error.
+        """
         others = self.others[: len(queries) - 1]
         running = []
         if others:
@@ -156,8 +169,7 @@ class RangeReader:
         except NotShared as error:  # several servers behind one name: the first one's range stands
             self.end_others()
             self._do_without(f"they see another state of the database: {error}")
-            ranges = [ranges[0]._replace(ends=False)]
-        return joined(ranges, rows_max)
+        return ranges
 
 
 def _read_apart(
@@ -205,6 +217,17 @@ def _fetch(connection: Connection, rows_max: int, bytes_max: int) -> RangeRows:
         if size >= bytes_max:
             break
     return RangeRows(rows[:rows_max], size, ends=False)
+
+
+def chunk_of(shape: TableShape, where: str, found: RangeRows) -> Chunk:
+    """Return the rows of a range that are wanted, and the key of the last one."""
+    rows, last = found.rows, None
+    if rows:
+        width = len(shape.relation.columns)
+        key = rows[-1][width : width + len(shape.read_by)]
+        last = [value.decode() if isinstance(value, bytes) else "" for value in key]
+    wanted = [row for row in rows if row[-1] == b"t"] if filtered(shape, where) else rows
+    return Chunk(wanted, last, len(rows), found.ends, found.bytes)
 
 
 def execute(

@@ -4,6 +4,7 @@
     schema event               where Kafka does not know this shape yet, at seq 0
     op r, before null          one a row, seq 0, 1, …; values as streaming encodes them; none for a
                                row that a filter leaves out
+    …                          of each table that is read at this place; seq goes on
     END
 
 `commit_lsn` is where the chunk stands in the stream; no transaction of the server has it. `lsn` is
@@ -50,20 +51,31 @@ class RowEvents(Envelope):
             dead_rows=dead_rows,
         )
 
-    def describe(self, relation: Relation, stamp: Stamp, xid: int) -> tuple[list[Event], bool]:
-        """Begin the chunk `stamp`; the schema event of `relation`, and whether its key is certain.
+    def begin_chunks(self, stamp: Stamp, xid: int) -> None:
+        """Begin the transaction `stamp`, with chunks of some tables.
 
         `xid`: of a transaction that every session sees, to tell what the catalog has made since.
         """
         self._xid = xid
         self.begin(stamp)
-        self._table(relation, 0)
-        return self.take_shapes(), not self._unsettled
+
+    def describe(self, relation: Relation, seq: int) -> tuple[list[Event], bool]:
+        """Return the schema event of `relation`, and whether its key is certain.
+
+        `seq`: the number of the table's first row.
+        """
+        self._table(relation, seq)
+        return self.take_shapes(), relation.oid not in self._unsettled
 
     def read(
-        self, relation: Relation, rows: Sequence[Row], kind: Callable[[int], Snapshot], lsn: int
+        self,
+        relation: Relation,
+        rows: Sequence[Row],
+        kind: Callable[[int], Snapshot],
+        lsn: int,
+        first_seq: int,
     ) -> list[Event]:
-        """Encode `rows`, numbered from 0; `kind`: what `source.snapshot` is of each.
+        """Encode `rows`, numbered from `first_seq`; `kind`: `source.snapshot` of each, from 0.
 
         `lsn`: they show nothing that was committed after. Raise BadInput for a value that can't be
         encoded.
@@ -74,8 +86,8 @@ class RowEvents(Envelope):
         writer = None if write is None else Writer(write, table.counter, 1)
         head, flat = texts.head, texts.flat
         events: list[Event] = []
-        for seq, row in enumerate(rows):
-            said = kind(seq)
+        for seq, row in enumerate(rows, first_seq):
+            said = kind(seq - first_seq)
             if said != "true":
                 texts.head = head.replace('"snapshot":"true"', f'"snapshot":"{said}"', 1)
                 texts.flat = flat.replace('snapshot":"true"', f'snapshot":"{said}"')

@@ -26,7 +26,7 @@ from services.bridge.snapshot.places import (
     block_of,
     places_query,
 )
-from services.bridge.snapshot.ranges import RangeReader, Share, execute, share_of
+from services.bridge.snapshot.ranges import RangeReader, Share, chunk_of, execute, share_of
 from services.bridge.snapshot.row_order import Versions, order_versions
 from services.bridge.snapshot.tables import (
     Chunk,
@@ -35,7 +35,6 @@ from services.bridge.snapshot.tables import (
     TableShape,
     bounds_query,
     chunk_query,
-    filtered,
 )
 from services.bridge.snapshot.visibility import Sight, parse_sight
 from services.bridge.source.replication_connection import SESSION_OPTIONS, cut_off_after
@@ -62,6 +61,10 @@ _NOT_NOW: Final = ("55P03", "40P01", *_SLOW, *_GONE)
 _SIZE: Final = """
     SELECT pg_relation_size(oid) / current_setting('block_size')::bigint, relfilenode::bigint
       FROM pg_class WHERE oid = %s::oid"""
+
+
+KeyedTable = tuple[TableShape, Sequence[str] | None, str]
+"""A table with a key: its form, the key after which it is read on, and a condition."""
 
 
 class AnotherServer(Retryable):
@@ -133,23 +136,27 @@ class RowReader:
         self._range_reader.close()
         self._end_sessions()
 
-    def begin(self, shape: TableShape) -> Sight:
-        """Lock the table against changes of its form, and take a database snapshot.
+    def begin(self, shape: TableShape, *others: TableShape) -> Sight:
+        """Lock tables against changes of their forms, and take a database snapshot.
 
         In this order: a form that was changed after the snapshot would show it an empty table.
-        Raises NotNow where the table is locked or gone.
+        Raises NotNow where a table is locked or gone; only the first one is waited for.
         """
+        lock = "LOCK TABLE {} IN ACCESS SHARE MODE"
         with self._statement("begin a chunk", shape.name):
             self._rows.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            self._rows.execute(f"LOCK TABLE {shape.identifier} IN ACCESS SHARE MODE".encode())
+            self._rows.execute(lock.format(shape.identifier).encode())
+            if others:
+                names = ", ".join(one.identifier for one in others)
+                self._rows.execute(f"{lock.format(names)} NOWAIT".encode())
             row = one_row(self._rows.execute("SELECT pg_current_snapshot()::text"))
             return parse_sight(row[0])
 
-    def shape(self, oid: int) -> TableShape | None:
-        """Read the table as that snapshot sees it; None where it is not published any more."""
-        with self._statement("inspect the table"):
-            found = published_tables(self._rows, self._publication, oid)
-        return shape_of(found[0]) if found else None
+    def shapes(self, oids: Sequence[int]) -> list[TableShape]:
+        """Read tables as that snapshot sees them, without those that are not published any more."""
+        with self._statement("inspect the tables"):
+            found = published_tables(self._rows, self._publication, oids)
+        return [shape_of(one) for one in found]
 
     def order_versions(self, shape: TableShape, where: str) -> Versions:
         """Read the versions of the collations that the table's chunks depend on."""
@@ -183,21 +190,43 @@ class RowReader:
             ranges = [KeyRange(*pair) for pair in pairwise([last, *bounds, None])]
             rows_each = share.rows if within is None else rows_max
             queries = [chunk_query(shape, one, where, rows_each + 1, condition) for one in ranges]
-            rows, size, ends = self._range_reader.read(
+            found = self._range_reader.read(
                 *(self._rows, queries, rows_max), rows_each=rows_each, bytes_each=share.bytes
             )
-        self._row_bytes[oid] = size / max(1, len(rows))
-        last_key = None
-        if rows:
-            width = len(shape.relation.columns)
-            key = rows[-1][width : width + len(shape.read_by)]
-            last_key = [value.decode() if isinstance(value, bytes) else "" for value in key]
+        self._row_bytes[oid] = found.bytes / max(1, len(found.rows))
+        chunk = chunk_of(shape, where, found)
         if within is not None:
-            self._density.learn(oid, len(rows), within.read(last_key, whole=ends))
-            if ends:
-                last_key, ends = [f"({within.until},0)"], within.until >= within.size
-        wanted = [row for row in rows if row[-1] == b"t"] if filtered(shape, where) else rows
-        return Chunk(wanted, last_key, len(rows), ends)
+            read = within.read(chunk.last, whole=chunk.ends)
+            self._density.learn(oid, chunk.looked_at, read)
+            if chunk.ends:
+                return chunk._replace(
+                    last=[f"({within.until},0)"], ends=within.until >= within.size
+                )
+        return chunk
+
+    def read_each(
+        self, tables: Sequence[KeyedTable], *, rows_max: int, bytes_max: int
+    ) -> list[Chunk]:
+        """Read chunks of the first of `tables`, each by a connection; all of them share the limits.
+
+        At least one is read, if any is given; all have keys. Raises NotNow as `read` does.
+        """
+        tables = tables[: min(self._range_reader.prepare(), rows_max)]
+        if not tables:
+            return []
+        rows_each, bytes_each = rows_max // len(tables), bytes_max // len(tables)
+        queries = [
+            chunk_query(shape, KeyRange(last, None), where, rows_each + 1)
+            for shape, last, where in tables
+        ]
+        with self._statement("read rows", tables[0][0].name):
+            found = self._range_reader.read_each(
+                self._rows, queries, rows_each=rows_each, bytes_each=bytes_each
+            )
+        return [
+            chunk_of(shape, where, one)
+            for (shape, _, where), one in zip(tables, found, strict=False)
+        ]
 
     def _blocks(
         self, shape: TableShape, last: Sequence[str] | None, rows: int, before: RowsBefore

@@ -31,7 +31,7 @@ from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
 from services.bridge.snapshot.chunk_events import ChunkEvents
-from services.bridge.snapshot.chunk_source import ChunkSource, SeenChunk
+from services.bridge.snapshot.chunk_source import ChunkSource, SeenChunks
 from services.bridge.snapshot.narration import Narration
 from services.bridge.snapshot.pace import ChunkSize, RateLimit
 from services.bridge.snapshot.progress import (
@@ -43,6 +43,7 @@ from services.bridge.snapshot.progress import (
     TableProgress,
     beginning_for,
     goes_on,
+    may_end,
     plan,
     progress_event,
     require_keys,
@@ -54,6 +55,7 @@ from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.signals import Signals
 from services.bridge.snapshot.standby import Standby
+from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import PublishedXids
 from services.bridge.transactions.assembler import EventBatch, size_of
 
@@ -112,7 +114,10 @@ class Snapshotter:
         self._thread = ReaderThread(while_waiting)
         self._standby = standby
         self._source = ChunkSource(
-            reader, standby, self._thread, standby_wait_s=settings.standby_wait_ms / 1000
+            *(reader, standby, self._thread),
+            standby_wait_s=settings.standby_wait_ms / 1000,
+            hold_s=settings.hold_ms / 1000,
+            workers=settings.workers,
         )
         self._events = ChunkEvents(row_events)
         own = [one for one in found.progress if one.slot == owner.slot]
@@ -298,7 +303,6 @@ class Snapshotter:
             metrics.SNAPSHOT_HOLD_SECONDS.observe(took_s)
         self._size.learn(count, took_s - waited_s)
         self._rate.learn(count, began)
-        self._narration.chunk(reading.plan, table, reading.rows_estimates)
         if reading.plan.next is None:
             self._rest(reading.plan, time.monotonic())
         return filled
@@ -323,40 +327,51 @@ class Snapshotter:
     def _fill(
         self, batch: EventBatch, stamp: Stamp, reading: Reading, table: TableProgress
     ) -> tuple[EventBatch, int, float]:
-        """Return the batch with the table's next chunk.
+        """Return the batch with the table's next chunk, and those of tables behind it.
 
-        And how many rows were looked at, and how long was waited for what is not the chunk's.
+        And how many rows were looked at, and how long was waited for what is not the chunks'.
         """
+        rows_max = self._rate.bound(self._size.rows)
+        estimate = reading.rows_estimates.get(table.shape.name, -1)
+        others = reading.plan.after(table) if may_end(table, estimate, rows_max) else []
         seen = self._source.take(
-            *(table, reading.published),
-            rows_max=self._rate.bound(self._size.rows),
-            bytes_max=self._bytes_max,
+            *(table, others, reading.published), rows_max=rows_max, bytes_max=self._bytes_max
         )
-        chunk, lsn = seen.chunk, seen.next_mark.end_lsn
         reading.awaited = AwaitedMark(seen.next_mark.token)
-        events, certain = self._events.rows(reading.plan, table, chunk, seen.sight, stamp, lsn)
-        looked_at = 0
-        if certain:
-            table.bytes += size_of(events) - EVENT_OVERHEAD_BYTES * len(events)
-            table.rows_estimate = reading.rows_estimates.get(table.shape.name, -1)
-            told = self._advanced(reading.plan, table, seen, stamp)
-            events.append(progress_event(self._prefix, told))
-            looked_at = chunk.looked_at
-        elif not events:
+        self._events.begin(stamp, seen.sight, seen.next_mark.end_lsn)
+        looked_at, progress = 0, []
+        for one, chunk in seen.chunks:
+            events, certain = self._events.rows(reading.plan, one, chunk)
+            if certain:
+                one.bytes += size_of(events) - EVENT_OVERHEAD_BYTES * len(events)
+                one.rows_estimate = reading.rows_estimates.get(one.shape.name, -1)
+                told = self._advanced(reading.plan, one, chunk, seen, stamp)
+                progress.append(progress_event(self._prefix, told))
+                looked_at += chunk.looked_at
+                self._narration.chunk(reading.plan, one, reading.rows_estimates)
+        events = [*self._events.whole(), *progress]
+        if not events:
             return batch, 0, seen.waited_s
         self._owner = self._owner._replace(end_lsn=batch.position.end_lsn)
         return batch._replace(events=events, bytes=size_of(events)), looked_at, seen.waited_s
 
     def _advanced(
-        self, found: SnapshotPlan, table: TableProgress, seen: SeenChunk, stamp: Stamp
+        self,
+        found: SnapshotPlan,
+        table: TableProgress,
+        chunk: Chunk,
+        seen: SeenChunks,
+        stamp: Stamp,
     ) -> SnapshotProgress:
         """Note that the chunk is in the stream; return the table's progress."""
-        chunk, count = seen.chunk, len(seen.chunk.rows)
+        count = len(chunk.rows)
         table.rows += count
         found.begun = found.begun or count > 0
         table.chunks += 1
         table.last, table.done = chunk.last or table.last, chunk.ends
-        position = ChunkPosition(stamp.commit_lsn, max(0, count - 1), seen.next_mark.end_lsn)
+        position = ChunkPosition(
+            stamp.commit_lsn, max(0, self._events.count - 1), seen.next_mark.end_lsn
+        )
         now_ms = time.time_ns() // 1_000_000
         table.began_ms = table.began_ms or now_ms
         told = told_progress(*(self._owner, table, position, now_ms, found.waiting, seen.read_from))

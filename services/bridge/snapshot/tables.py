@@ -66,13 +66,14 @@ class Chunk(NamedTuple):
     """Rows as they were read.
 
     `last`: the key of the last one that was looked at, of `looked_at` rows. `ends`: the table has
-    none after them.
+    none after them. `bytes`: of all that was fetched for them.
     """
 
     rows: list[Row]
     last: list[str] | None
     looked_at: int
     ends: bool
+    bytes: int = 0
 
 
 class KeyRange(NamedTuple):
