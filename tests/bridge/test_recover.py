@@ -1,5 +1,6 @@
 """`slotbridge recover`: topics that lack changes are repaired in place, and the bridge goes on."""
 
+import json
 from collections import Counter
 
 import psycopg
@@ -83,6 +84,32 @@ def test_killed_and_run_again(stopped: Bridge, conninfo: str, point: str) -> Non
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute("UPDATE t SET note = 'meanwhile' WHERE id = 200")
         assert recovered(bridge).tables["public.t"].updated == 12
+    assert_equal(bridge, conninfo)
+    assert_goes_on(bridge, conninfo)
+
+
+def test_a_transaction_of_which_kafka_has_a_part_ends_there(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """Its END counts that part, in the repair's Kafka transaction; also where it is killed."""
+    bridge = new_bridge(conninfo, transaction_bytes_max=2**16)
+    bridge.start(**{VARIABLE: "between parts:2"}).streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+        connection.execute("INSERT INTO t SELECT g, 'large' FROM generate_series(1, 3001) g")
+        assert bridge.exit_code(60) == -9, bridge.output
+        sent = len([*bridge.events("t")])
+        assert 0 < sent < 3001
+        drop_slot(connection, bridge.slot)
+    assert recover(bridge, **{VARIABLE: "recover sent:1"}).returncode == -9
+    assert recovered(bridge).tables["public.t"].created == 3001 - sent
+    boundaries = [json.loads(value) for _, value in bridge.records("transaction") if value]
+    begin, end, *repair = boundaries[-4:]
+    assert [one["status"] for one in (begin, end, *repair)] == ["BEGIN", "END", "BEGIN", "END"]
+    assert (begin["id"], begin["ts_ms"]) == (end["id"], end["ts_ms"])
+    counted = {"data_collection": "public.t", "event_count": sent}
+    assert (end["event_count"], end["data_collections"]) == (sent, [counted])
+    assert {one["id"].partition(":")[0] for one in repair} == {"0"}
     assert_equal(bridge, conninfo)
     assert_goes_on(bridge, conninfo)
 

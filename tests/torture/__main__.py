@@ -23,6 +23,8 @@ from tests.torture.snapshot_goal import Met
 
 _GOAL_S: Final = 7200.0
 """When a run is given up whose goal is not met."""
+_GOAL_PAUSE_S: Final = 0.6
+"""Between two transactions of a client: all of Kafka's records must fit into memory at the end."""
 
 
 def one_run(
@@ -50,6 +52,7 @@ def one_run(
                 commits_wait=commits_wait,
                 to_tables=to_tables,
                 goal=goal,
+                **({} if goal is None else {"pause_s": _GOAL_PAUSE_S}),
             )
             report = rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:

@@ -227,8 +227,10 @@ def _balances(events: Iterable[dict[str, Any]]) -> list[Finding]:
 
 
 def _whole(commit_lsn: int, found: _Transaction, truth: Truth) -> list[Finding]:
-    if not found.ends and any(one.from_lsn <= commit_lsn < one.lsn for one in truth.repairs):
-        return []  # Kafka had a part of it
+    if any(one.from_lsn <= commit_lsn < one.lsn for one in truth.repairs):  # a part, and no more
+        if found.ends == [dict(found.counts)]:
+            return []
+        return [Finding("torn", f"{commit_lsn}: {dict(found.counts)}, ENDs say {found.ends}")]
     if len(found.tids) != 1 or len(found.ends) != 1:
         return [Finding("torn", f"{commit_lsn}: ledger {found.tids}, {len(found.ends)} ENDs")]
     expected = truth.ledger.get(found.tids[0])

@@ -266,11 +266,14 @@ def test_repaired_rows_are_in_kafka_once() -> None:
     assert kinds([*records, *repaired(*rows)], truth) == {"duplicated"}
 
 
-def test_a_part_may_have_no_end_before_a_repair_alone() -> None:
+def test_a_part_ends_before_a_repair_alone() -> None:
+    """With an END that counts what Kafka has of it."""
     records, truth = good()
     part = [r for r in records if r.value != end_of_b() and b'"ledger"' not in (r.value or b"")]
     part += [r for r in records if r.topic == "p.ledger"][:1]
+    ended = [*part, *topic("transaction", (2, end(20, item=1, scratch=1)))]
     repair = repaired(("ledger", "b"))
     within = replace(truth, repairs=[Repair(15, 26, 25)])
-    assert kinds([*part, *repair], within) == set()
-    assert kinds([*part, *repair], replace(truth, repairs=[Repair(21, 26, 25)])) == {"torn"}
+    assert kinds([*ended, *repair], within) == set()
+    assert kinds([*part, *repair], within) == {"torn"}
+    assert kinds([*ended, *repair], replace(truth, repairs=[Repair(21, 26, 25)])) == {"torn"}

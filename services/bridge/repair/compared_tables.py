@@ -7,6 +7,7 @@ from pathlib import Path
 import structlog
 
 from schemas.errors import BadInput, ExitCode, Retryable
+from schemas.events import ProgressRecord
 from schemas.recovery import TableRepair
 from services.bridge.events.event import Event
 from services.bridge.events.shaping.tables import Shaping
@@ -143,10 +144,15 @@ class ComparedTables:
             for name, one in self._tables.items()
         }
 
-    def events(self) -> Iterator[Event]:
-        """Yield BEGIN, schema events, differences and END."""
+    def events(self, part: ProgressRecord | None) -> Iterator[Event]:
+        """Yield BEGIN, schema events, differences and END.
+
+        `part`: Kafka has a part of the transaction that it names, whose END comes first.
+        """
         lsn, seq = self._baseline.commit_lsn, 0
         encoder = self._encoding.at(lsn, self._baseline.xmin - 1)
+        if part is not None:
+            yield from encoder.end_of(part)
         yield from encoder.boundary("BEGIN")
         for table in self._tables.values():
             relation = table.shape.relation

@@ -109,6 +109,8 @@ class Repair:
             while_waiting,
         )
         self._refused = Refused()
+        self._shown = (0, 0)
+        """The position (commit_lsn, seq) of the last event in Kafka."""
 
     @property
     def scope(self) -> Scope:
@@ -188,8 +190,15 @@ class Repair:
     def _known_lsn(self, folded_lsn: int, last: ProgressRecord | None) -> int:
         """Return a position that is beyond all events in Kafka, and beyond the origin."""
         recorded_lsn = 0 if last is None else reached(last)
-        others = [position.commit_lsn + 1 for position in shown(self._topics)]
-        return max(folded_lsn, recorded_lsn, self._primary.origin_lsn() or 0, *others, 0)
+        self._shown = max([one[:2] for one in shown(self._topics)], default=(0, 0))
+        beyond_lsn = self._shown[0] + 1
+        return max(folded_lsn, recorded_lsn, self._primary.origin_lsn() or 0, beyond_lsn)
+
+    def _part(self, last: ProgressRecord | None) -> ProgressRecord | None:
+        """Return the last record if Kafka has but a part of its transaction, and nothing behind."""
+        if last is None or not last.seq or not last.xid:
+            return None
+        return last if self._shown <= (last.commit_lsn, last.seq) else None
 
     def _note(self, producer: TransactionalProducer, last: ProgressRecord | None) -> None:
         """Note the repair in Kafka, so that no bridge starts on the new slot before its end."""
@@ -264,7 +273,7 @@ class Repair:
             waiting += self._tables.snapshots_done(
                 *(self._source.slot, server.timeline, seen.switch_points, now_ms)
             )
-        for event in self._tables.events():
+        for event in self._tables.events(self._part(last)):
             waiting.append(event)
             if len(waiting) >= _SEND_EVENTS:
                 producer.send(waiting, origins)

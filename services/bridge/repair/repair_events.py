@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
+from schemas.events import ProgressRecord
 from services.bridge.events.errors import ExpressionFailed, not_encoded
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.rows import Table
@@ -32,6 +33,18 @@ class RepairEvents(RowEvents):
         texts = self._texts
         texts.source_db = texts.source_db.replace('"snapshot":"true"', '"snapshot":"repair"', 1)
         self.begin(stamp)
+
+    def end_of(self, part: ProgressRecord) -> list[Event]:
+        """Return the END of the transaction that Kafka has a part of, which ends there for good.
+
+        It counts the events of that part. Call this before other events are made.
+        """
+        repair = self._texts.stamp
+        stamp = Stamp(part.xid, part.commit_lsn, part.commit_time_us, 0, repair.encoded_us)
+        self.begin(stamp, part.counts)
+        end = self.boundary("END")
+        self.begin(repair)
+        return end
 
     def placeholders(self, relation: Relation) -> dict[str, object]:
         """Return column -> its value in an event where the WAL lacked it."""
