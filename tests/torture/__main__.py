@@ -23,6 +23,7 @@ from tests.torture.snapshot_goal import Met
 
 _GOAL_S: Final = 7200.0
 """When a run is given up whose goal is not met."""
+_PAUSE_S: Final = 0.18
 _GOAL_PAUSE_S: Final = 0.6
 """Between two transactions of a client: all of Kafka's records must fit into memory at the end."""
 
@@ -52,7 +53,7 @@ def one_run(
                 commits_wait=commits_wait,
                 to_tables=to_tables,
                 goal=goal,
-                **({} if goal is None else {"pause_s": _GOAL_PAUSE_S}),
+                pause_s=_PAUSE_S if goal is None else _GOAL_PAUSE_S,
             )
             report = rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:

@@ -17,6 +17,7 @@ from tests.torture.supervisor import Supervised
 from tests.torture.torture_run import TortureRun
 
 FAILPOINT_WAIT_S: Final = 8.0
+SEAMS_WAIT_S: Final = 60.0
 _STREAMING_S: Final = 1.5
 _LOOK_S: Final = 0.05
 _TAKE_OVER_S: Final = 60.0
@@ -32,6 +33,14 @@ def kill(run: TortureRun, _fault: Fault) -> None:
 def crash(run: TortureRun, fault: Fault) -> None:
     """Each bridge in turn runs into its failpoint, or is killed without having met it."""
     _crash(run, fault.points)
+
+
+def seams(run: TortureRun, fault: Fault) -> None:
+    """The same for the seams of a snapshot's chunks: it takes a session a while to come there."""
+    kills = run.supervised.ends.sigkills
+    run.supervised.arm(*fault.points)
+    if not run.supervised.await_end(kills + 1 + len(fault.points), SEAMS_WAIT_S):
+        run.supervised.kill()
 
 
 def terminated(run: TortureRun, fault: Fault) -> None:

@@ -22,6 +22,7 @@ _TO_THE_BRIDGE: Final[dict[str, Do]] = {
     "kill": bridge_faults.kill,
     "failpoint": bridge_faults.crash,
     "crash loop": bridge_faults.crash,
+    "seams": bridge_faults.seams,
     "sigterm": bridge_faults.terminated,
     "freeze": bridge_faults.freeze,
     "rival": bridge_faults.rival,

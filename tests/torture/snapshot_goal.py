@@ -17,8 +17,8 @@ from tests.torture.faults import Fault
 from tests.torture.snapshot_checker import Told, unfinished
 from tests.torture.torture_run import TortureRun
 
-_WEIGHTS: Final = {"kill": 4, "failpoint": 5, "crash loop": 2}
-_CRASHES_MAX: Final = 4
+_WEIGHTS: Final = {"kill": 2, "seams": 5}
+_CRASHES_MAX: Final = 3
 _PAUSE_MAX_S: Final = 1.5
 
 
@@ -45,7 +45,7 @@ def faults_until(seed: int, goal: Met, met: Callable[[], Met]) -> Iterator[Fault
 
 
 def _drawn(name: str, moments: random.Random) -> Fault:
-    crashes = moments.randint(2, _CRASHES_MAX) if name == "crash loop" else 1
+    crashes = moments.randint(1, _CRASHES_MAX) if name == "seams" else 1
     seams = [moments.choice(OF_A_SNAPSHOT) for _ in range(crashes)]
     return Fault(
         pause_s=moments.uniform(0, _PAUSE_MAX_S),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.bridge.failpoints import OF_A_SNAPSHOT
 from services.testbed.bed import Bed
 from tests.bridge.reading import Record
 from tests.torture.checker import Finding
@@ -63,3 +64,4 @@ def test_a_few_kills_and_a_failover_within_snapshots(local_bed: Bed, tmp_path: P
     assert report.sigkills >= 4
     assert report.failovers == 1
     assert report.chunks > 50
+    assert sum(report.failpoints[seam] for seam in OF_A_SNAPSHOT) > 0
