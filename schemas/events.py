@@ -14,8 +14,7 @@
     <prefix>.snapshot          SnapshotKey             SnapshotProgress (schemas.snapshot)
 
 (commit_lsn, seq) identifies and orders every event of all topics; after an accepted divergence,
-(timeline, commit_lsn, seq) does. The bridge's encoder does not use
-these models, for speed; tests validate its output against them.
+(timeline, commit_lsn, seq) does. Tests validate the bridge's encoder against these models.
 """
 
 from typing import Any, Literal
@@ -158,8 +157,7 @@ class DeadLetter(_Contract):
     """A record that Kafka refused, in the Kafka transaction that it would have been in.
 
     `topic` is where it belonged (empty: its row named none), `table` its `schema.table`, empty for
-    a logical message. `end_lsn` is null in a part of a large transaction, whose end is not known
-    yet. `value` null: a tombstone.
+    a message. `end_lsn` is null in a part of a large transaction; `value` null: there was none.
     """
 
     reason: str
@@ -223,11 +221,10 @@ class ProgressRecord(_Contract):
     record, over WAL that has no events (only while commits wait for the bridge).
     `xid`, `commit_time_us` (since 1970): of the transaction that commits at `commit_lsn`, 0: not
     known; the server's WAL has that commit there.
-    `producer`: which of the bridge's two has written it (services/bridge/sink/producer_pair.py).
-    `id_scheme`: of which transactional ids those two are.
+    `producer`: which of the bridge's two has written it; `id_scheme`: of which transactional ids.
     `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
-    partitions that were written last; not in every record (services/bridge/sink/partition_ends.py).
-    `topic_ids`: the id that Kafka has given to each of these topics, where it is known.
+    partitions that were written last; not in every record. `topic_ids`, `partitions`: the ids of
+    these topics, where they are known, and their numbers of partitions.
     `repairing`: `slotbridge recover` was about to make the slot anew; only its end may follow.
 
     The rest identifies the server that the events were read from (docs/DELIVERY.md, "The evidence
@@ -236,6 +233,7 @@ class ProgressRecord(_Contract):
     `origin_lsn`: the replication origin was durably there, 0: not known; `wal_lsn`: the commit that
     moved it there ends here or before.
     `publication`, `publication_oid`, `source_origin`: what the events were selected by.
+    `placement`: digests of the settings that place rows.
     """
 
     slot: str
@@ -253,6 +251,8 @@ class ProgressRecord(_Contract):
     id_scheme: int = 1
     ends: dict[str, list[tuple[int, int, int]]] = {}
     topic_ids: dict[str, str] = {}
+    partitions: dict[str, int] = {}
+    placement: dict[str, str] | None = None
     repairing: bool = False
     history: dict[int, int] | None = None
     origin_lsn: int = 0

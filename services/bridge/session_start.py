@@ -39,6 +39,7 @@ from services.bridge.progress.errors import Diverged
 from services.bridge.progress.ledger import Ledger, Position, resume_at
 from services.bridge.recovery.accept_divergence import accept
 from services.bridge.recovery.hanging_transactions import require_told
+from services.bridge.recovery.placement import placement_of
 from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.resume_record import NewSlot, Records
 from services.bridge.recovery.staged_transactions import load_staged
@@ -205,7 +206,8 @@ class _Opening:
             interval_ms=self._bridge.heartbeat_interval_ms,
             patience_ms=self._bridge.connect_deadline_ms,
         )
-        records = Records(self._slot, heartbeat, seen)
+        placement = placement_of(self._settings.shaping, self._bridge, self._kafka)
+        records = Records(self._slot, heartbeat, seen, placement)
         first_slot = partial(self._first_slot, topics, primary, connection)
         record = records.resume(record, primary, producer, first_slot)
         return _Agreed(record, seen, records, heartbeat)
@@ -274,8 +276,7 @@ class _Opening:
         encoding = self._encoding(primary, topics, registry, timeline)
         snapshot = None
         if self._settings.snapshot.mode != "never":
-            points = agreed.seen.switch_points
-            owner = Owner(self._slot, timeline, start.end_lsn, points)
+            owner = Owner(self._slot, timeline, start.end_lsn, agreed.seen.switch_points)
             if self._settings.snapshot.mode == "always":
                 since_lsn = self._settings.rows_since_lsn
                 owner = owner._replace(since_lsn=start.end_lsn if since_lsn is None else since_lsn)

@@ -47,6 +47,7 @@ from services.bridge.failpoints import reach
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.hanging_transactions import require_told
+from services.bridge.recovery.placement import placement_of
 from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.start_check import StartCheck
@@ -121,6 +122,7 @@ class Adoption:
         self._offset = offset
         self._margin_ms = margin_ms
         self._shaping_settings = settings.shaping
+        self._placement = placement_of(settings.shaping, self._bridge, self._kafka)
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._reading = SlotReader(primary, self._source, self._bridge)
         self._producer = TransactionalProducer(
@@ -350,7 +352,8 @@ class Adoption:
             interval_ms=self._bridge.heartbeat_interval_ms,
             patience_ms=self._bridge.connect_deadline_ms,
         )
-        records = Records(self._source.slot, heartbeat, self._check.witnesses())
+        witnesses = self._check.witnesses()
+        records = Records(self._source.slot, heartbeat, witnesses, self._placement)
         stamp = last.stamp if last is not None else None
         known = (
             {"xid": stamp.xid, "commit_time_us": stamp.commit_time_us}

@@ -9,6 +9,7 @@ from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.ledger import Position
+from services.bridge.recovery.placement import tell_changed
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat, Moved
@@ -27,7 +28,10 @@ class NewSlot(NamedTuple):
 class Records:
     """Makes the progress records of one session, from the time its witnesses agreed (`seen`)."""
 
-    def __init__(self, slot: str, heartbeat: Heartbeat, seen: Witnesses) -> None:
+    def __init__(
+        self, slot: str, heartbeat: Heartbeat, seen: Witnesses, placement: Mapping[str, str]
+    ) -> None:
+        self._placement = placement
         self._slot = slot
         self._heartbeat = heartbeat
         self._seen = seen
@@ -94,6 +98,7 @@ class Records:
         origin was true on the record's own timeline.
         """
         now = self._identity()
+        tell_changed(record.placement, self._placement)
         if record.timeline == self.timeline:
             self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
         known = all(getattr(record, name) == value for name, value in now.items())
@@ -112,7 +117,7 @@ class Records:
         return record
 
     def _identity(self) -> dict[str, Any]:
-        """Return a progress record's fields that identify the server of its events."""
+        """Return the fields that identify the server, and tell how its events are placed."""
         selection = self._seen.selection
         return {
             "system_identifier": self._seen.server.system_identifier,
@@ -121,4 +126,5 @@ class Records:
             "publication": selection.publication,
             "publication_oid": selection.oid,
             "source_origin": selection.origin,
+            "placement": dict(self._placement),
         }

@@ -35,6 +35,7 @@ from services.bridge.progress.consistency import Witnesses, reached
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.accept_divergence import lost_staging
 from services.bridge.recovery.hanging_transactions import require_told, shown
+from services.bridge.recovery.placement import placement_of
 from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.start_check import StartCheck
@@ -95,6 +96,7 @@ class Repair:
         self._diagnosis = diagnosis
         self._without = without
         self._while_waiting = while_waiting
+        self._placement = placement_of(settings.shaping, self._bridge, self._kafka)
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._baseline = Baseline(
             *(primary.conninfo, self._source, primary.server),
@@ -292,4 +294,4 @@ class Repair:
             interval_ms=self._bridge.heartbeat_interval_ms,
             patience_ms=self._bridge.connect_deadline_ms,
         )
-        return Records(self._source.slot, heartbeat, seen).at(position, {})
+        return Records(self._source.slot, heartbeat, seen, self._placement).at(position, {})

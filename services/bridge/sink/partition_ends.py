@@ -49,6 +49,8 @@ class Kept(NamedTuple):
     topic_ids: dict[str, str]
     renewed: bool
     """Whether what is noted holds no longer: a topic is gone, or what is lost is accepted."""
+    grown: Mapping[str, tuple[int, int]] = {}
+    """Topics with more partitions than noted, and both numbers."""
 
 
 CutOff = Callable[[Mapping[Partition, PartitionEnd]], Mapping[Partition, bool]]
@@ -79,6 +81,12 @@ class Tails:
         if record is not None:
             kept = check_tails(topics, record, self._cut_off, go_on=go_on)
         self._ends, self.renewed = kept.ends, kept.renewed
+        if kept.grown:
+            logger.warning(
+                "topics have more partitions than before: rows may go to other ones, and their "
+                "order is kept only within each (docs/SHAPING.md, Placement)",
+                topics=[f"{name}: {then}, now {now}" for name, (then, now) in kept.grown.items()],
+            )
         self._ids = IdWatch(topics.admin, lambda: topics.brokers, kept.topic_ids)
 
     def judge(self, lost: Sequence[Lost | MadeAgain]) -> None:
@@ -133,9 +141,14 @@ class Tails:
         return noted(self._ends)
 
     def note_all(self) -> dict[str, Any]:
-        """Return the fields `ends` (from `note`) and `topic_ids` of a ProgressRecord."""
+        """Return a ProgressRecord's `ends` (from `note`), `topic_ids` and `partitions`."""
         ends, known = self.note(), self._ids.known if self._ids is not None else {}
-        return {"ends": ends, "topic_ids": {at: known[at] for at in ends if at in known}}
+        topics = self._topics
+        return {
+            "ends": ends,
+            "topic_ids": {at: known[at] for at in ends if at in known},
+            "partitions": {} if topics is None else topics.counts(ends),
+        }
 
 
 def noted(ends: Mapping[Partition, PartitionEnd]) -> Noted:
@@ -152,6 +165,15 @@ def read_noted(record: ProgressRecord) -> dict[Partition, PartitionEnd]:
         (topic, partition): PartitionEnd(offset, epoch)
         for topic, ends in record.ends.items()
         for partition, offset, epoch in ends
+    }
+
+
+def grown(then: Mapping[str, int], now: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return the topics with more partitions than noted, with both numbers. Pure."""
+    return {
+        topic: (then[topic], count)
+        for topic, count in now.items()
+        if count > then.get(topic, count)
     }
 
 
@@ -222,7 +244,8 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     judge_lost([*others, *lost], record.slot, record.end_lsn, go_on=go_on)
     kept = same | {partition: now[partition] for partition in there if partition not in silent}
     ids = {name: noting.topic_ids[name] for name in names if name in noting.topic_ids} | ids
-    return Kept(kept, ids, renewed=bool(gone or others or lost))
+    more = grown(noting.partitions, topics.counts(names))
+    return Kept(kept, ids, renewed=bool(gone or others or lost), grown=more)
 
 
 def _asked(topics: Topics, partitions: Sequence[Partition]) -> dict[Partition, PartitionEnd]:

@@ -149,6 +149,11 @@ class Topics:
             )
         return known
 
+    def counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the number of partitions of each of `topics` that is known to exist."""
+        known = self._partitions
+        return {topic: known[topic] for topic in topics if topic in known}
+
     def prepare_late(self, topic_of: Callable[[str], str], *, compacted: bool = False) -> str:
         """Make an own topic that not every bridge needs, where it is missing; return its name."""
         name = topic_of(self.prefix)

@@ -1,0 +1,65 @@
+"""Which partition rows go to, by the settings: noted in the progress record, compared at a start.
+
+Where it has changed, later events of a row may be in another partition or topic than earlier ones,
+and no consumer sees their order. Pure but for the log.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+
+from schemas.kafka import KafkaSettings
+from schemas.settings import ValueSettings
+from schemas.shaping import ShapingSettings
+from services.bridge.events.formats.table_format import encoders_for
+
+logger = structlog.get_logger(__name__)
+
+_DIGITS: Final = 16
+
+
+def placement_of(
+    shaping: ShapingSettings, values: ValueSettings, kafka: KafkaSettings
+) -> dict[str, str]:
+    """Return a digest of each group of settings that decides on the place of rows."""
+    salt = shaping.salt.get_secret_value()
+    hashed = {
+        tables: sorted(column for column, mask in masks.items() if mask.hash)
+        for tables, masks in shaping.masks.items()
+    }
+    forms = {name: getattr(values, name) for name in sorted(ValueSettings.model_fields)}
+    outbox = shaping.outbox.model_dump(exclude={"headers"}) if shaping.outbox else None
+    return {
+        "shaping.keys": _digest(shaping.keys),
+        "shaping.masks of keys": _digest([hashed, salt] if any(hashed.values()) else []),
+        "shaping.topic and routes": _digest(
+            [shaping.topic, [route.model_dump() for route in shaping.routes]]
+        ),
+        "shaping.outbox": _digest(outbox),
+        "the forms of values in keys": _digest([forms, encoders_for(kafka).__name__]),
+    }
+
+
+def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the groups of settings that are known of both times, and differ."""
+    return [name for name, digest in now.items() if then.get(name, digest) != digest]
+
+
+def tell_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
+    """Warn of settings that place rows elsewhere since the last progress record."""
+    if then is None:
+        logger.info("not judged: the progress record does not tell how rows were placed")
+    elif names := changed(then, now):
+        logger.warning(
+            "rows may go to other partitions or topics than before: their order is kept only "
+            "within each (docs/SHAPING.md, Placement)",
+            changed=names,
+        )
+
+
+def _digest(settings: Any) -> str:
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
