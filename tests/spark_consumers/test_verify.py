@@ -86,7 +86,10 @@ def restored_as_at_the_source(pipeline: Pipeline, conninfo: str, into: str) -> N
 
 
 def test_equal_tables_and_planted_differences(
-    bridged: tuple[Pipeline, str], pair: Provider, monkeypatch: pytest.MonkeyPatch
+    bridged: tuple[Pipeline, str],
+    pair: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+    new_pipeline: NewPipeline,
 ) -> None:
     pipeline, conninfo = bridged
     assert pipeline.stream()
@@ -101,6 +104,15 @@ def test_equal_tables_and_planted_differences(
         "public.types": 5,
         "public.whole": 5,
     }, [comparison.line() for comparison in found]
+    shaping = {
+        "filters": {"public.log": "true"},
+        "computed": {"public.emptied": {"note": "'-'", "other": "1"}},
+    }
+    publication = pipeline.settings.source.publication if pipeline.settings.source else ""
+    shaped = new_pipeline(conninfo, publication=publication, shaping=shaping)
+    judged = verify_tables(pipeline.spark, shaped.settings, tables=["public.log", "public.emptied"])
+    assert [comparison.equal for comparison in judged] == [True, False]
+    assert judged[1].line().startswith("public.log: not judged: shaping.filters")
     with database(pair.primary) as scratch:
         restored_as_at_the_source(pipeline, conninfo, pair.primary.conninfo(scratch))
     with psycopg.connect(conninfo, autocommit=True) as connection:
