@@ -169,6 +169,10 @@ class TablesSettings(_Part):
     on_bad_event: Literal["stop", "quarantine"] = "stop"
     """What to do with an event that can't be read, or a value that does not fit: stop and name it,
     or put it into the table `_quarantine` and continue without it."""
+    on_refused_table: Literal["park", "stop"] = "park"
+    """What to do when a table's part of an epoch is refused (a value, a change of shape or rule, a
+    dead letter, missing events): park the table at its last epoch and let the others go on, or stop
+    all."""
     on_dropped_column: Literal["keep", "drop"] = "keep"
     """What to do with a column dropped at the source: keep it, with NULL in new rows, or drop
     it."""

@@ -22,6 +22,8 @@ from schemas.version import print_version
 from spark_consumers.epochs.report import EpochReport
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from spark_consumers.operations import Operator
 
 app = typer.Typer(
@@ -60,15 +62,12 @@ def run(
     """Keep the tables current with the topics, until SIGTERM or SIGINT."""
     from spark_consumers.epochs import job
     from spark_consumers.kafka.reader import require_broker
-    from spark_consumers.session import start_session
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
-        kafka, tables = readable(settings), require(settings.tables, "tables")
-        stop = _stop_on_signals()
+        kafka, stop = readable(settings), _stop_on_signals()
         require_broker(kafka)
-        spark = start_session(tables, kafka)
-        try:
+        with _session(settings) as spark:
             job.run_epochs(
                 spark,
                 settings,
@@ -77,8 +76,6 @@ def run(
                 until_idle_s=until_idle,
                 once=once,
             )
-        finally:
-            spark.stop()
 
 
 @app.command()
@@ -102,21 +99,17 @@ def verify(
 
     Exit 0 only when all rows are equal, else 1.
     """
-    from spark_consumers.session import start_session
     from spark_consumers.verify.as_of import verify_as_of
     from spark_consumers.verify.comparison import verify_tables
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
-        spark = start_session(require(settings.tables, "tables"), readable(settings))
-        try:
+        with _session(settings) as spark:
             names, shown = tuple(table or ()), 5 if examples else 0
             if as_of:
                 found = verify_as_of(spark, settings, _lsn(as_of), tables=names, examples_max=shown)
             else:
                 found = verify_tables(spark, settings, tables=names, examples_max=shown)
-        finally:
-            spark.stop()
         equal = all(comparison.equal for comparison in found)
         if as_json:
             tables = [asdict(comparison) | {"equal": comparison.equal} for comparison in found]
@@ -137,6 +130,20 @@ def rebuild(
     with _exit_codes(as_json=False), _operating(config) as operator:
         for name in operator.rebuild(table):
             _write(f"{name}: `slottables run` makes it anew with its next epoch")
+
+
+@app.command()
+def unpark(
+    config: Config,
+    table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
+) -> None:
+    """Let `run` bring parked tables to the others with its next epoch, by what they lack.
+
+    Remove first what they were refused for; a table that is refused again stays parked.
+    """
+    with _exit_codes(as_json=False), _operating(config) as operator:
+        for name in operator.unpark(table):
+            _write(f"{name}: `slottables run` brings it to the others with its next epoch")
 
 
 @app.command()
@@ -184,16 +191,12 @@ def blame(
 ) -> None:
     """Show what each transaction made of a row: LSN, commit time, xid, values that changed."""
     from spark_consumers.blame import blame
-    from spark_consumers.session import start_session
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
-        spark = start_session(require(settings.tables, "tables"), readable(settings))
-        try:
+        with _session(settings) as spark:
             for version in blame(spark, settings, table, key):
                 _write(json.dumps(version.document()) if as_json else version.line())
-        finally:
-            spark.stop()
 
 
 @app.command()
@@ -207,7 +210,7 @@ def status(
         float, typer.Option(min=0.5, help="With --watch: seconds between two looks.")
     ] = 2.0,
 ) -> None:
-    """Show how far `run` is: epoch, lag, rows of each table, tables to be rebuilt.
+    """Show how far `run` is: epoch, lag, rows of each table, parked tables, tables to be rebuilt.
 
     It asks tables.http_port. --watch shows rows a second, too; with --json, a document a line.
     """
@@ -271,21 +274,16 @@ def restore(
     """
     from spark_consumers.restore.bars import bars
     from spark_consumers.restore.restoration import restore
-    from spark_consumers.session import start_session
 
     with _exit_codes(as_json=as_json):
         settings, lsn = load_settings(config), _lsn(as_of)
-        spark = start_session(require(settings.tables, "tables"), readable(settings))
-        try:
-            with bars() as progress:
-                found = restore(
-                    *(spark, settings, lsn, into),
-                    tables=tuple(table or ()),
-                    dry_run=dry_run,
-                    progress=progress,
-                )
-        finally:
-            spark.stop()
+        with _session(settings) as spark, bars() as progress:
+            found = restore(
+                *(spark, settings, lsn, into),
+                tables=tuple(table or ()),
+                dry_run=dry_run,
+                progress=progress,
+            )
         for line in found.documents() if as_json else found.lines():
             _write(line if isinstance(line, str) else json.dumps(line))
 
@@ -293,12 +291,19 @@ def restore(
 @contextlib.contextmanager
 def _operating(config: Path) -> Iterator["Operator"]:
     from spark_consumers.operations import Operator
-    from spark_consumers.session import start_session
 
     settings = load_settings(config)
+    with _session(settings) as spark:
+        yield Operator(spark, settings)
+
+
+@contextlib.contextmanager
+def _session(settings: Settings) -> Iterator["SparkSession"]:
+    from spark_consumers.session import start_session
+
     spark = start_session(require(settings.tables, "tables"), readable(settings))
     try:
-        yield Operator(spark, settings)
+        yield spark
     finally:
         spark.stop()
 

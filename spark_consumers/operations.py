@@ -9,7 +9,15 @@ from pyspark.sql import SparkSession
 from schemas.errors import SettingsError, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
-from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place, epoch_of, require_snapshot
+from spark_consumers.epochs.ledger import (
+    EpochRecord,
+    Ledger,
+    ParkedTable,
+    Place,
+    epoch_of,
+    require_snapshot,
+)
+from spark_consumers.epochs.parking import described
 from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
@@ -30,6 +38,8 @@ class Operator:
     def rebuild(self, names: Sequence[str]) -> Iterator[str]:
         """Mark tables (`schema.table`); raise SettingsError for one that is not there."""
         states = self._tables.states(self._spark)
+        ledger = Ledger(self._tables.namespace, self._settings)
+        parked = self._parked(ledger)
         for name in names:
             state = states.get(name)
             if state is None:
@@ -41,9 +51,29 @@ class Operator:
                 )
             table = catalog.load(self._spark, state.identifier)
             catalog.set_property(table, catalog.REBUILD, "asked")
+            if name in parked:
+                ledger.unpark(self._spark, {name: parked[name]})
             yield name
-        ledger = Ledger(self._tables.namespace, self._settings)
         ledger.ask(self._spark, f"rebuild at {time.time()}")
+
+    def unpark(self, names: Sequence[str]) -> Iterator[str]:
+        """Let `run` bring parked tables to the others; raise SettingsError for one not parked."""
+        ledger = Ledger(self._tables.namespace, self._settings)
+        parked = self._parked(ledger)
+        for name in names:
+            if name not in parked:
+                raise SettingsError(
+                    f"{name} is not parked",
+                    operation="unpark",
+                    subject=self._tables.namespace,
+                    hint=f"parked tables: {', '.join(sorted(parked)) or 'none'}",
+                )
+            ledger.unpark(self._spark, {name: parked[name]})
+            yield name
+
+    def _parked(self, ledger: Ledger) -> dict[str, ParkedTable]:
+        record = ledger.last(self._spark)
+        return record.parked if record else {}
 
     def maintain(self) -> Iterator[Maintained]:
         """Maintain all tables, one after the other; go on to the next where one fails.
@@ -65,12 +95,14 @@ class Operator:
         """Tag all tables as of the last epoch up to an LSN: (Iceberg table, tag) of each.
 
         An epoch tags the tables that it brings something; the others get this tag at the snapshot
-        that they have had since. Raise SettingsError for an LSN of before the epochs that are
-        kept, OperatorNeeded for a table that has lost that snapshot.
+        that they have had since, and parked tables get none. Raise SettingsError for an LSN of
+        before the epochs that are kept, OperatorNeeded for a table that has lost that snapshot.
         """
         ledger = Ledger(self._tables.namespace, self._settings)
         record = epoch_of(ledger.all(self._spark), commit_lsn)
         name = catalog.tag_name(record.commit_lsn)
+        for source, found in record.parked.items():
+            log.warning("a parked table gets no tag", table=source, **described(found))
         try:
             for place in record.tables.values():
                 if place.snapshot is not None:
@@ -107,4 +139,5 @@ class Operator:
                     name: {"table": place.identifier, "snapshot": place.snapshot}
                     for name, place in record.tables.items()
                 },
+                "parked": {name: described(found) for name, found in record.parked.items()},
             }

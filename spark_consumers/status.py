@@ -25,7 +25,8 @@ class RunStatus:
     """One look at a run: its last epoch, how far it is behind, and its tables.
 
     `rows`: written to each table since the run began. `rebuilding`: tables that are to be made
-    anew. `time_s`: when it was, by a clock that only goes forwards.
+    anew. `parked`: tables that stay behind, each with `has` and `refused_at` (LSNs), `reason` and
+    `remedy`. `time_s`: when it was, by a clock that only goes forwards.
     """
 
     epoch: int
@@ -34,6 +35,7 @@ class RunStatus:
     lag_seconds: float
     rows: dict[str, int]
     rebuilding: list[str]
+    parked: dict[str, dict[str, str]]
     time_s: float
 
     def rates(self, before: "RunStatus | None") -> dict[str, float]:
@@ -60,11 +62,16 @@ class RunStatus:
             f" {self.lag_bytes:,} bytes and {self.lag_seconds:.1f} s behind"
         )
         table = Table("table", "rows", "rows/s", "", box=None)
-        for name in sorted({*self.rows, *self.rebuilding}):
+        for name in sorted({*self.rows, *self.rebuilding, *self.parked}):
             rate = f"{rates[name]:,.0f}" if name in rates else ""
             note = "to be rebuilt" if name in self.rebuilding else ""
+            note = f"parked, has {self.parked[name]['has']}" if name in self.parked else note
             table.add_row(Text(name), f"{self.rows.get(name, 0):,}", rate, note)
-        return Group(Text(head), table)
+        notes = (
+            Text(f"{n} was refused at {p['refused_at']}: {p['reason']}. Remedy: {p['remedy']}")
+            for n, p in sorted(self.parked.items())
+        )
+        return Group(Text(head), table, *notes)
 
 
 def read_run_status(settings: TablesSettings) -> RunStatus:
@@ -109,6 +116,7 @@ def parsed_status(text: str, time_s: float) -> RunStatus:
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     plain = {sample.name: sample.value for sample in samples if not sample.labels}
     by_table = [(s.name, s.labels["table"], s.value) for s in samples if "table" in s.labels]
+    parked = [s.labels for s in samples if s.name == "slottables_table_parked" and s.value]
     return RunStatus(
         int(plain["slottables_epoch"]),
         int(plain["slottables_commit_lsn"]),
@@ -116,5 +124,6 @@ def parsed_status(text: str, time_s: float) -> RunStatus:
         plain["slottables_lag_seconds"],
         {n: int(v) for metric, n, v in by_table if metric == "slottables_table_rows_total"},
         sorted(n for metric, n, v in by_table if metric == "slottables_table_rebuild" and v),
+        {found["table"]: {n: v for n, v in found.items() if n != "table"} for found in parked},
         time_s,
     )

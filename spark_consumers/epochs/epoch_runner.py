@@ -11,7 +11,8 @@
 
 After a kill the tables tell how far it came: one that has a later LSN than the ledger gives the LSN
 of the cut, which is then made again; tables that have it are left alone. A table that an epoch
-brings nothing is not touched: the record says that it has the epoch all the same.
+brings nothing is not touched: the record says that it has the epoch all the same. A table that is
+refused in 2 or 3 is parked (epochs/parking).
 """
 
 import dataclasses
@@ -26,14 +27,15 @@ from schemas.lsn import format_lsn
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs import incomplete_tables
-from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted
+from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted, require_first
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place
-from spark_consumers.epochs.report import EpochReport, TableReport
+from spark_consumers.epochs.parking import Parking
+from spark_consumers.epochs.report import EpochReport, TableReport, table_report
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.epochs.table_writer import Work
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.epochs.upkeep import maintain_all
-from spark_consumers.events.shape import Shape
+from spark_consumers.events.shape import in_use
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
@@ -61,7 +63,8 @@ class EpochRunner:
         self._topics = topics = TopicOffsets(kafka)
         whole = self._settings.on_bad_event == "quarantine"
         self._reader = EventReader(spark, kafka, topics, whole=whole)
-        self._shapes = ShapeLog(kafka, topics, self._naming, self._follows)
+        parks = self._settings.on_refused_table == "park"
+        self._shapes = ShapeLog(kafka, topics, self._naming, self._follows, keeps_refused=parks)
         self._divergences = Divergences(kafka, topics)
         self._dead = DeadLetters(kafka, topics, self._follows)
         self._states = {
@@ -73,6 +76,7 @@ class EpochRunner:
         self._stage = Stage(spark, self._settings, self._tables.namespace)
         self._stage.retain_indexes(self._states.values())
         self._asked = ""
+        self.parking = Parking(spark, self._settings, self._tables, self._ledger, self._states)
         self._record, self._redo_lsn = self._found()
         self.topic = TransactionTopic(kafka, topics, self._follows, traced=settings.tracing.enabled)
         self._topic_id = self._record.transaction_topic_id
@@ -157,24 +161,26 @@ class EpochRunner:
     def step(self) -> EpochReport | None:
         """Apply the next epoch; return None while there is no transaction for one.
 
-        Raise BadInput naming the record that is refused, SetupError for a change of shape that is
-        not taken over, OperatorNeeded for a dead letter or where Kafka lacks events.
+        A table that is refused is parked. With tables.on_refused_table: stop, raise BadInput naming
+        the record that is refused, SetupError for a change of shape that is not taken over,
+        OperatorNeeded for a dead letter or where Kafka lacks events.
         """
         started = time.monotonic()
         cut = self._cut()
         if cut is None:
             return None
         epoch = self._record.epoch + 1
-        stop = self._settings.on_dead_letter == "stop"
-        without = incomplete_tables.refused(self._dead, self._record.commit_lsn, cut, stop=stop)
+        self.parking.begin(self._record, cut, self._states)
+        without = self._refused_by_kafka(cut)
         opened = self._open(cut)
         anew = incomplete_tables.made_anew(self._dead, opened)
         incomplete_tables.mark(self._spark, cut.commit_lsn, {*without, *anew}, opened, self._states)
         taken = self._read(cut, opened, without)
         try:
             work = self._work(cut, opened, taken)
+            before, judging = self._record, self.parking.judging
             quarantined = self._stage.write(
-                *(epoch, cut, work, taken.events, self._states, self._record)
+                *(epoch, cut, work, taken.events, self._states, before, judging)
             )
         finally:
             taken.events.unpersist()
@@ -188,14 +194,24 @@ class EpochRunner:
             cut.transactions,
             time.monotonic() - started,
             max((p.ts_us_max // 1000 for p in taken.summaries.values()), default=cut.ts_ms),
-            {
-                name: _report(taken.summaries.get(self._topic(name)), self._stage.ways.get(name))
-                for name in cut.counts
-            },
+            {n: self._report(n, taken) for n in cut.counts if n not in self.parking.tables},
             sum(without.values()),
             quarantined,
             tuple(cut.traces),
+            self.parking.refused,
         )
+
+    def _report(self, name: str, taken: Taken) -> TableReport:
+        return table_report(taken.summaries.get(self._topic(name)), self._stage.ways.get(name))
+
+    def _refused_by_kafka(self, cut: Cut) -> dict[str, int]:
+        """Count the events that Kafka has refused and tables do without; refuse other tables."""
+        stop = self._settings.on_dead_letter == "stop"
+        parked = self.parking.positions()
+        others = {n: cut.commit_lsn if self.parking.held(n) else at for n, at in parked.items()}
+        refuse = self.parking.refuse if stop else None
+        done = self._record.commit_lsn
+        return incomplete_tables.refused(self._dead, done, cut, others=others, refuse=refuse)
 
     def _found(self) -> tuple[EpochRecord, int | None]:
         """Return the last epoch that is done, and the commit LSN of one that was begun after it.
@@ -207,14 +223,17 @@ class EpochRunner:
         if record is not None:  # tables that its epoch brought nothing have it all the same
             for name, place in record.tables.items():
                 state = self._states.get(name)
-                if state and place.uuid == state.uuid and state.epoch <= record.epoch:
+                same = state and place.uuid == state.uuid and state.parked is None
+                if state and same and state.epoch <= record.epoch:
                     self._states[name] = state.at(record.epoch, record.commit_lsn)
-        positions = [s.commit_lsn for s in self._states.values() if not s.rebuild]
+        found = [s for s in self._states.values() if not s.rebuild and s.parked is None]
+        positions = [s.commit_lsn for s in found]
         if record is None:
             done = min(positions, default=NEVER)
-            epoch = max((s.epoch for s in self._states.values()), default=0)
+            epoch = max((s.sealed[0] for s in self._states.values()), default=0)
             epoch -= max(positions, default=NEVER) > done  # one was begun
             record = EpochRecord(max(epoch, 0), done, 0, {}, None, {})
+        self.parking.recall(record, self._follows)
         begun = max(positions, default=NEVER)
         if begun <= record.commit_lsn:
             return record, None
@@ -263,25 +282,18 @@ class EpochRunner:
 
     def _open(self, cut: Cut) -> dict[str, OpenTable]:
         """Return the tables to which the epoch brings something, by source table."""
-        found = {}
+        found: dict[str, OpenTable] = {}
         for name in {*cut.counts, *self._behind(cut)}:
-            shapes = list(self._shapes.upto(name, cut.commit_lsn))
-            if not shapes:
-                raise OperatorNeeded(
-                    f"{self._shapes.topic} has no schema event of the table",
-                    operation="read table shapes",
-                    subject=name,
-                    lsn=cut.commit_lsn,
-                    hint="topic_prefix must be the bridge's own; the schema topic must be kept",
-                )
             state = self._states.get(name)
-            if state is not None and not state.rebuild and state.commit_lsn >= cut.commit_lsn:
-                continue
-            found[name] = self._tables.open(self._spark, shapes, state)
+            has = state is not None and not state.rebuild and state.commit_lsn >= cut.commit_lsn
+            if not has and not self.parking.held(name):
+                with self.parking.judging(name):
+                    shapes = self._shapes.require(name, cut.commit_lsn)
+                    found[name] = self._tables.open(self._spark, shapes, state)
         return found
 
     def _behind(self, cut: Cut) -> Iterable[str]:
-        """Return the tables that are behind the others.
+        """Return the tables that are behind the others, and parked ones that are to return.
 
         The epoch may bring them something or not. These are tables to be rebuilt, dropped by
         somebody, or not followed until now. Without a record of epochs a table tells only which
@@ -292,19 +304,30 @@ class EpochRunner:
             done = cut.commit_lsn
         lost = {*self._record.tables, *self._shapes.known_at(done)} - set(self._states)
         late = {n for n, s in self._states.items() if s.rebuild or s.commit_lsn < done}
-        return {n for n in lost | late if not sums.is_sums(n) and self._follows(n)}
+        found = lost | late | set(self.parking.tables)
+        return {n for n in found if not sums.is_sums(n) and self._follows(n)}
 
     def _read(self, cut: Cut, opened: dict[str, OpenTable], without: dict[str, int]) -> Taken:
         known = self._record.commit_lsn
         wanted = {
-            self._topic(name): Wanted(
-                name,
-                cut.counts.get(name, 0) - without.get(name, 0),
-                None if table.commit_lsn == known else table.commit_lsn,
-            )
+            self._topic(name): self._wanted(name, table, cut.counts[name] - without.get(name, 0))
             for name, table in opened.items()
         }
-        return self._reader.read(cut, known, wanted, self._record.offsets, _require_first)
+        refuse = self.parking.refuse
+        taken = self._reader.read(cut, known, wanted, self._record.offsets, require_first, refuse)
+        self.parking.drop_refused(opened)
+        return taken
+
+    def _wanted(self, name: str, table: OpenTable, events: int) -> Wanted:
+        """Return what is to be read of a table's topic; `events`: as the cut counts them."""
+        has = None if table.commit_lsn == self._record.commit_lsn else table.commit_lsn
+        parked = self.parking.returns(name)
+        if parked is None or table.rebuild:
+            return Wanted(name, events, has)
+        if parked.events is None:
+            log.warning("not judged: whether Kafka has all that a parked table lacks", table=name)
+            return Wanted(name, events, has)
+        return Wanted(name, events + parked.events, table.commit_lsn, resumes=True)
 
     def _work(self, cut: Cut, opened: dict[str, OpenTable], taken: Taken) -> list[Work]:
         """Return what the epoch brings to each table.
@@ -314,28 +337,26 @@ class EpochRunner:
         work = []
         for name, table in opened.items():
             summary = taken.summaries.get(self._topic(name), TopicSummary(self._topic(name)))
-            if self._settings.on_bad_event == "stop":
-                summary.require_events()
-            summary.require_fits(table.layout.shape, keyed=table.layout.kind != "changelog")
-            work.append(Work(table, summary, self._shapes_in_use(table, cut)))
+            with self.parking.judging(name):
+                if self._settings.on_bad_event == "stop":
+                    summary.require_events()
+                summary.require_fits(table.layout.shape, keyed=table.layout.kind != "changelog")
+                shapes = self._shapes.upto(name, cut.commit_lsn)
+                work.append(Work(table, summary, in_use(shapes, table.commit_lsn)))
         return work
-
-    def _shapes_in_use(self, table: OpenTable, cut: Cut) -> list[Shape]:
-        """Return the shapes that the epoch's events of a table were written with, in order."""
-        shapes = list(self._shapes.upto(table.layout.shape.name, cut.commit_lsn))
-        first = 0
-        for place, shape in enumerate(shapes):
-            if shape.since.commit_lsn <= table.commit_lsn:
-                first = place
-        return shapes[first:]
 
     def _seal(self, epoch: int, cut: Cut, taken: Taken) -> dict[str, Adopted]:
         """Let the tables that the epoch brings something have it, and record it; return them."""
         adopted = self._stage.adopt(epoch, cut)
-        states = {name: s.at(epoch, cut.commit_lsn) for name, s in self._states.items()}
+        parked = self.parking.seal(cut, adopted)
+        states = {
+            n: s if n in parked else s.at(epoch, cut.commit_lsn) for n, s in self._states.items()
+        }
         states |= {name: done.state for name, done in adopted.items()}
+        behind = {self._topic(name) for name in parked if not sums.is_sums(name)}
         places = {}
-        for name, state in sorted(states.items()):
+        for name in sorted(states.keys() - parked.keys()):
+            state = states[name]
             place = self._record.tables.get(name)
             if name in adopted:
                 place = Place(state.identifier, adopted[name].snapshot, state.uuid)
@@ -350,10 +371,11 @@ class EpochRunner:
             epoch,
             cut.commit_lsn,
             cut.ts_ms,
-            self._record.offsets | taken.offsets,
+            self._record.offsets | {t: o for t, o in taken.offsets.items() if t not in behind},
             cut.offset,
             places,
             self._topic_id,
+            parked,
         )
         asked = self._ledger.write(self._spark, record)
         self._record, self._states = record, states
@@ -368,6 +390,7 @@ class EpochRunner:
             state = self._states.get(name)
             if state is not None and found.rebuild:
                 self._states[name] = dataclasses.replace(state, rebuild=True)
+        self.parking.look()
 
     def _follows(self, name: str) -> bool:
         tables = self._settings.tables
@@ -375,24 +398,3 @@ class EpochRunner:
 
     def _topic(self, name: str) -> str:
         return self._naming.table(*schema_and_table(name)).name
-
-
-def _require_first(table: str, offset: int) -> None:
-    """Raise OperatorNeeded where Kafka no longer has a topic's first events."""
-    if offset > 0:
-        raise OperatorNeeded(
-            "Kafka no longer has the first events of the table",
-            operation="make a table from Kafka",
-            subject=table,
-            hint="keep topics for as long as tables may have to be made anew, or leave the table "
-            "out of tables.tables",
-        )
-
-
-def _report(summary: TopicSummary | None, way: str | None) -> TableReport:
-    if summary is None:
-        return TableReport(0, 0, 0, 0)
-    return TableReport(
-        *(summary.rows, summary.events, summary.late + summary.duplicates, summary.lsn_max),
-        way=way or "",
-    )

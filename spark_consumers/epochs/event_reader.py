@@ -9,7 +9,7 @@ import structlog
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from schemas.errors import OperatorNeeded
+from schemas.errors import OperatorNeeded, SlotbridgeError
 from schemas.settings import KafkaSettings
 from spark_consumers.epochs.topic_summary import TopicSummary, summarize
 from spark_consumers.events import changes
@@ -29,12 +29,16 @@ class Wanted:
     """The part of a topic to read.
 
     `table`: the source table. `events`: how many events the transactions' ENDs count. `after_lsn`:
-    the commit LSN that the table has, where it differs from the group's.
+    the commit LSN that the table has, where it differs from the group's. `resumes`: its topic is
+    read from where the table's last epoch ended, and all events after `after_lsn` are counted;
+    otherwise a table behind the group is read from the beginning, and those after the group's LSN
+    are counted.
     """
 
     table: str
     events: int
     after_lsn: int | None = None
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,22 @@ class Taken:
     events: DataFrame
     summaries: dict[str, TopicSummary]
     offsets: Offsets
+
+
+def require_first(table: str, offset: int) -> None:
+    """Raise OperatorNeeded where Kafka no longer has a topic's first events."""
+    if offset > 0:
+        raise OperatorNeeded(
+            "Kafka no longer has the first events of the table",
+            operation="make a table from Kafka",
+            subject=table,
+            hint="keep topics for as long as tables may have to be made anew, or leave the table "
+            "out of tables.tables",
+        )
+
+
+def _raise(_table: str, error: SlotbridgeError) -> None:
+    raise error
 
 
 class EventReader:
@@ -70,23 +90,29 @@ class EventReader:
         wanted: Mapping[str, Wanted],
         known: Offsets,
         check: Callable[[str, int], None],
+        refuse: Callable[[str, SlotbridgeError], None] = _raise,
     ) -> Taken:
         """Return the events of the topics in `wanted` after `after_lsn`, up to `cut`.
 
         Kafka shows a transaction's partitions one after the other, so wait until all events that an
         END counts can be read. `check(topic, first offset)` is called for each topic that is read
-        from its beginning. Raise OperatorNeeded when events are missing for ARRIVAL_DEADLINE_S; a
-        read may itself take longer.
+        from its beginning. A table whose events are missing for ARRIVAL_DEADLINE_S, or which
+        `check` refuses, is given to `refuse(table, error)`; if that returns, the others are taken.
+        A read may itself take longer.
         """
-        partitions = self._topics.all_partitions(wanted)
-        starts = self._starts(partitions, wanted, known, check)
+        starts = self._starts(wanted, known, check, refuse)
+        partitions = {topic: tuple(numbers) for topic, numbers in starts.items()}
+        wanted = {topic: want for topic, want in wanted.items() if topic in starts}
         others = {t: w.after_lsn for t, w in wanted.items() if w.after_lsn is not None}
+        resumed = [topic for topic, want in wanted.items() if want.resumes]
         deadline: float | None = None
         near = cut.read_ms or None
         while True:
             ends, settled = self._ends(partitions, starts, near, cut.read_ms)
             records = self.records(starts, ends)
-            events = changes.events(records, after_lsn, cut.commit_lsn, others, whole=self._whole)
+            events = changes.events(
+                *(records, after_lsn, cut.commit_lsn, others), resumed=resumed, whole=self._whole
+            )
             events = events.coalesce(self._tasks(starts, ends)).persist(
                 StorageLevel.MEMORY_AND_DISK
             )
@@ -94,24 +120,36 @@ class EventReader:
                 changes.summary(events).collect(), changes.positions(events).collect()
             )
             short = _short(wanted, summaries, after_lsn, settled=settled)
+            now = time.monotonic()
+            if short and now > (deadline or now):
+                self._refuse_short(short, wanted, cut, refuse)
+                summaries = {t: s for t, s in summaries.items() if t not in short}
+                ends = {t: numbers for t, numbers in ends.items() if t not in short}
+                short = {}
             if not short:
                 return Taken(events, summaries, _next(ends, summaries))
             events.unpersist()
-            now = time.monotonic()
             deadline = now + ARRIVAL_DEADLINE_S if deadline is None else deadline
-            if now > deadline:
-                topic, count = short[0]
-                raise OperatorNeeded(
-                    f"Kafka lacks {count} events of {wanted[topic].table} that its transaction "
-                    "topic counts",
-                    operation="read events",
-                    subject=topic,
-                    lsn=cut.commit_lsn,
-                    hint="topic retention was too short or a topic was made anew: "
-                    "rebuild the tables",
-                )
             near = None
             time.sleep(_ARRIVAL_INTERVAL_S)
+
+    @staticmethod
+    def _refuse_short(
+        short: Mapping[str, int],
+        wanted: Mapping[str, Wanted],
+        cut: Cut,
+        refuse: Callable[[str, SlotbridgeError], None],
+    ) -> None:
+        for topic, count in short.items():
+            error = OperatorNeeded(
+                f"Kafka lacks {count} events of {wanted[topic].table} that its transaction "
+                "topic counts",
+                operation="read events",
+                subject=topic,
+                lsn=cut.commit_lsn,
+                hint="topic retention was too short or a topic was made anew: rebuild the tables",
+            )
+            refuse(wanted[topic].table, error)
 
     def _tasks(self, starts: Offsets, ends: Offsets) -> int:
         """Return into how many Spark tasks an epoch's events are split.
@@ -129,27 +167,35 @@ class EventReader:
 
     def _starts(
         self,
-        partitions: Mapping[str, tuple[int, ...]],
         wanted: Mapping[str, Wanted],
         known: Offsets,
         check: Callable[[str, int], None],
+        refuse: Callable[[str, SlotbridgeError], None],
     ) -> Offsets:
         """Return where reading begins: after the last epoch; for a new table, at the beginning.
 
         Where Kafka has removed what lies before, it begins later: behind the last event there is a
         marker, which retention removes with it. That an event is missing is told by the counts.
+        Topics of refused tables are left out.
         """
+        partitions = self._topics.all_partitions(wanted)
         befores = {
-            topic: {} if wanted[topic].after_lsn is not None else known.get(topic, {})
-            for topic in partitions
+            topic: known.get(topic, {}) if want.after_lsn is None or want.resumes else {}
+            for topic, want in wanted.items()
         }
         first = self._topics.first({t: numbers for t, numbers in partitions.items() if numbers})
+        refused = set()
         for topic, offsets in first.items():
             if not befores[topic]:
-                check(wanted[topic].table, max(offsets.values()))
+                try:
+                    check(wanted[topic].table, max(offsets.values()))
+                except OperatorNeeded as error:
+                    refuse(wanted[topic].table, error)
+                    refused.add(topic)
         return {
             topic: {n: max(befores[topic].get(n, 0), first[topic][n]) for n in numbers}
             for topic, numbers in partitions.items()
+            if topic not in refused
         }
 
     def _ends(
@@ -201,18 +247,19 @@ def _short(
     after_lsn: int,
     *,
     settled: bool,
-) -> list[tuple[str, int]]:
-    """Return (topic, number of missing events) for each topic that lacks some.
+) -> dict[str, int]:
+    """Return topic -> number of missing events, for each topic that lacks some.
 
     A record that can't be read may be one of the counted events, or anybody's: it stands in for a
     counted one only where nothing else can come any more (`settled`). Pure.
     """
-    found = []
+    found = {}
     for topic, want in wanted.items():
         summary = summaries.get(topic, TopicSummary(topic))
-        there = summary.counted(after_lsn) + (summary.refused_count if settled else 0)
+        counted_after = want.after_lsn if want.resumes and want.after_lsn is not None else after_lsn
+        there = summary.counted(counted_after) + (summary.refused_count if settled else 0)
         if there < want.events:
-            found.append((topic, want.events - there))
+            found[topic] = want.events - there
     return found
 
 

@@ -6,13 +6,13 @@ merged by key. A property says so, written down before anything of the epoch is;
 table is dropped and made anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import ExitCode, OperatorNeeded
+from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State
 from spark_consumers.kafka.shapes import DeadLetters
@@ -21,12 +21,25 @@ from spark_consumers.kafka.transactions import Cut
 log = structlog.get_logger()
 
 
-def refused(letters: DeadLetters, after_lsn: int, cut: Cut, *, stop: bool) -> dict[str, int]:
-    """Count the events in the cut that Kafka has refused, by table; raise with `stop`."""
+def refused(
+    letters: DeadLetters,
+    after_lsn: int,
+    cut: Cut,
+    *,
+    others: Mapping[str, int],
+    refuse: Callable[[str, SlotbridgeError], None] | None,
+) -> dict[str, int]:
+    """Count the events in the cut that Kafka has refused, by table.
+
+    `after_lsn`: the commit LSN that the tables have; `others`: that of tables that have another.
+    With `refuse`, each such table is given to it instead.
+    """
     found: dict[str, int] = {}
-    for letter in letters.between(after_lsn, cut.commit_lsn):
-        if stop:
-            raise OperatorNeeded(
+    for letter in letters.between(min([after_lsn, *others.values()]), cut.commit_lsn):
+        if letter.position.commit_lsn <= others.get(letter.table, after_lsn):
+            continue
+        if refuse is not None:
+            error = OperatorNeeded(
                 f"Kafka has refused an event of {letter.table} ({letter.reason}), with seq "
                 f"{letter.position.seq}: its table would lack it",
                 operation="read dead letters",
@@ -36,7 +49,9 @@ def refused(letters: DeadLetters, after_lsn: int, cut: Cut, *, stop: bool) -> di
                 "the dead letter, or rebuild the table",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
-        found[letter.table] = found.get(letter.table, 0) + 1
+            refuse(letter.table, error)
+        else:
+            found[letter.table] = found.get(letter.table, 0) + 1
     for table, count in found.items():
         log.warning("the table lacks events that Kafka has refused", table=table, count=count)
     return found

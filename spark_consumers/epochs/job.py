@@ -12,7 +12,9 @@ from schemas.lsn import format_lsn
 from schemas.settings import Settings, ValueSettings, require
 from services.runtime.tracing import open_spans
 from spark_consumers.epochs.epoch_runner import EpochRunner
+from spark_consumers.epochs.ledger import ParkedTable
 from spark_consumers.epochs.metrics import Metrics
+from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.stream import Stream
 from spark_consumers.failures import FOREIGN, translated
@@ -37,7 +39,8 @@ def run_epochs(
     """Run epochs until `stop` is set; finish the epoch under way first.
 
     `until_idle_s`: end also when nothing has come for that many seconds. `once`: end when the
-    tables have all that Kafka has at the start. Raise a failure as a SlotbridgeError.
+    tables have all that Kafka has at the start. Raise a failure as a SlotbridgeError, and
+    OperatorNeeded if it ends by itself while tables are parked.
     """
     require_readable(settings)
     metrics = Metrics()
@@ -56,7 +59,7 @@ def run_epochs(
     with stack:
         while True:
             try:
-                _follow(spark, settings, metrics, done, stop, until_idle_s, once=once)
+                parked = _follow(spark, settings, metrics, done, stop, until_idle_s, once=once)
             except (*FOREIGN, Retryable) as error:
                 failure = translated(error, "apply an epoch")
                 # Somebody else has changed a table, as maintenance does: what it has is read again.
@@ -69,6 +72,8 @@ def run_epochs(
                 stop.wait(min(_LOSS_PAUSE_S * 2**losses, _LOSS_PAUSE_MAX_S))
             else:
                 log.info("stopped")
+                if not stop.is_set():
+                    require_none_parked(parked)
                 return
 
 
@@ -146,8 +151,11 @@ def _follow(
     until_idle_s: float | None,
     *,
     once: bool,
-) -> None:
+) -> dict[str, ParkedTable]:
+    """Run epochs until there is a reason to stop; return the tables that are parked then."""
     runner = EpochRunner(spark, settings)
+    metrics.parked(runner.parking.tables)
+    metrics.begun()
     lsn = runner.record.commit_lsn
     log.info(
         "consuming",
@@ -160,6 +168,7 @@ def _follow(
         tables = require(settings.tables, "tables")
         stream = Stream(spark, tables, runner, metrics, report, stop)
         stream.run(until_idle_s=until_idle_s, once=once)
+        return runner.parking.tables
     finally:
         runner.close()
 

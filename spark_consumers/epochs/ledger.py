@@ -4,6 +4,7 @@
                                 slotbridge.tables    {source: {table, snapshot, uuid}}
                                 slotbridge.offsets   {topic: {partition: offset}}
                                 slotbridge.transaction_offset, .transaction_topic_id
+                                slotbridge.parked    {source: {table, snapshot, uuid, events, note}}
 
 An epoch is done, and there for readers, when its snapshot is: one commit, after all tables'.
 It is also all that a start needs; without it, the tables themselves tell what they have.
@@ -11,8 +12,8 @@ It is also all that a start needs; without it, the tables themselves tell what t
 
 import json
 import time
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import structlog
@@ -25,6 +26,7 @@ from schemas.tables import TablesSettings
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, retention
 from spark_consumers.iceberg.maintenance import Recorded
+from spark_consumers.iceberg.parked import Parked, parked_from
 from spark_consumers.iceberg.retention import Retention
 from spark_consumers.iceberg.tables import NEVER
 from spark_consumers.kafka.reader import Offsets
@@ -33,6 +35,8 @@ log = structlog.get_logger()
 NAME = "_epochs"
 _EXPIRED_EVERY = 64
 ASKED = "slotbridge.asked"
+UNPARK = "slotbridge.unpark"
+"""Properties of the record's table. UNPARK: {source table: `at_ms` of the parking to be ended}."""
 _ASKING_MAX = 20
 _RETRIES = "commit.retry.num-retries"
 """With any, Iceberg would put a record after one that another writer has added meanwhile."""
@@ -59,14 +63,27 @@ class Place(NamedTuple):
     uuid: str = ""
 
 
+class ParkedTable(NamedTuple):
+    """A table that stays behind the epoch.
+
+    `place`: the table as of its own last epoch, None if the table was never made. `events`: how
+    many events the transactions count that it lacks, None if that is unknown.
+    """
+
+    parked: Parked
+    place: Place | None
+    events: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """An epoch that is done: all tables have everything up to `commit_lsn`, and nothing after it.
+    """An epoch that is done: its tables have everything up to `commit_lsn`, and nothing after it.
 
     `offsets` are where the next events are; `transaction_offset` where the next transaction is,
     None: at the beginning. `tables`: by source table; the snapshot is that of the last epoch that
     brought the table something. `transaction_topic_id`: Kafka's id of the transaction topic, ""
-    where an earlier version has written the record.
+    where an earlier version has written the record. `parked`: tables that are not among `tables`,
+    as they stay behind.
     """
 
     epoch: int
@@ -76,6 +93,7 @@ class EpochRecord:
     transaction_offset: int | None
     tables: dict[str, Place]
     transaction_topic_id: str = ""
+    parked: dict[str, ParkedTable] = field(default_factory=dict)
 
 
 class Ledger:
@@ -164,6 +182,25 @@ class Ledger:
         if spark.catalog.tableExists(self.identifier):
             catalog.set_property(catalog.load(spark, self.identifier), ASKED, what)
 
+    def unparked(self, spark: SparkSession) -> dict[str, int]:
+        """Return the parkings that an operator has ended: table -> their `at_ms`."""
+        if not spark.catalog.tableExists(self.identifier):
+            return {}
+        found = catalog.properties(catalog.load(spark, self.identifier)).get(UNPARK, "{}")
+        return {str(name): int(at_ms) for name, at_ms in json.loads(found).items()}
+
+    def unpark(self, spark: SparkSession, parked: Mapping[str, ParkedTable]) -> None:
+        """Let `run` bring parked tables to the others; requests for tables not parked now go."""
+        record = self.last(spark)
+        now = record.parked if record else {}
+        asked = self.unparked(spark) | {n: found.parked.at_ms for n, found in parked.items()}
+        kept = {n: at_ms for n, at_ms in asked.items() if n in now and now[n].parked.at_ms == at_ms}
+        self._set(spark, {UNPARK: json.dumps(kept), ASKED: f"unpark at {time.time()}"})
+
+    @_AGAIN
+    def _set(self, spark: SparkSession, values: Mapping[str, str]) -> None:
+        catalog.set_properties(catalog.load(spark, self.identifier), values)
+
 
 def staying(
     entries: Sequence["Entry"], named: Container[int], ages: Retention, most: int, now_ms: int
@@ -191,7 +228,8 @@ def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
 
 def recorded_of(records: Sequence[EpochRecord], source: str) -> Recorded:
     """Return what epochs name of a table."""
-    places = (record.tables.get(source) for record in records)
+    places = [record.tables.get(source) for record in records]
+    places += [found.place for r in records if (found := r.parked.get(source)) is not None]
     snapshots = frozenset(p.snapshot for p in places if p is not None and p.snapshot is not None)
     return Recorded(frozenset(record.commit_lsn for record in records), snapshots)
 
@@ -250,7 +288,24 @@ def _values(record: EpochRecord) -> dict[str, str]:
         "offsets": json.dumps(record.offsets),
         "transaction_offset": json.dumps(record.transaction_offset),
         "transaction_topic_id": record.transaction_topic_id,
+        "parked": json.dumps({name: _of_parked(p) for name, p in sorted(record.parked.items())}),
     }
+
+
+def _of_parked(found: ParkedTable) -> dict[str, object]:
+    place = found.place
+    return {
+        "table": place and place.identifier.replace("`", ""),
+        "snapshot": place and place.snapshot,
+        "uuid": place and place.uuid,
+        "events": found.events,
+        "note": asdict(found.parked),
+    }
+
+
+def _parked(found: dict[str, Any]) -> ParkedTable:
+    place = Place(found["table"], found["snapshot"], found["uuid"]) if found["table"] else None
+    return ParkedTable(parked_from(found["note"]), place, found["events"])
 
 
 def _record(summary: dict[str, str]) -> EpochRecord | None:
@@ -271,4 +326,5 @@ def _record(summary: dict[str, str]) -> EpochRecord | None:
             for name, place in given["tables"].items()
         },
         summary.get("slotbridge.transaction_topic_id", ""),
+        {n: _parked(f) for n, f in json.loads(summary.get(catalog.PARKED, "{}")).items()},
     )

@@ -66,13 +66,19 @@ class Lineage:
         self._thread.start()
 
     def tell(self, report: EpochReport) -> None:
-        """Have START and COMPLETE sent of each table's part in an epoch that is done."""
+        """Have START and COMPLETE sent of each table's part in an epoch; FAIL of a refused one."""
         for name, table in sorted(report.tables.items()):
-            for event in self._events(name, table, report):
-                try:
-                    self._waiting.put_nowait(event)
-                except queue.Full:
-                    self._outcomes.labels("dropped").inc()
+            self._tell(self._events(name, table, report))
+        for name in sorted(report.refused):
+            nothing = TableReport(0, 0, 0, 0)
+            self._tell(self._events(name, nothing, report, RunState.FAIL))
+
+    def _tell(self, events: Iterator[RunEvent]) -> None:
+        for event in events:
+            try:
+                self._waiting.put_nowait(event)
+            except queue.Full:
+                self._outcomes.labels("dropped").inc()
 
     def close(self) -> None:
         """Send what waits, if the receiver takes it soon."""
@@ -80,7 +86,13 @@ class Lineage:
             self._waiting.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
 
-    def _events(self, name: str, table: TableReport, report: EpochReport) -> Iterator[RunEvent]:
+    def _events(
+        self,
+        name: str,
+        table: TableReport,
+        report: EpochReport,
+        end: RunState = RunState.COMPLETE,
+    ) -> Iterator[RunEvent]:
         """Yield both events of a table's run, which is the same one if the epoch is repeated."""
         now = dt.datetime.now(dt.UTC)
         job = Job(os.environ.get(_NAMESPACE, "slotbridge"), f"slottables.{self._space}.{name}")
@@ -92,7 +104,7 @@ class Lineage:
         written = statistics.OutputStatisticsOutputDatasetFacet(rowCount=table.rows)
         output = OutputDataset(*self._outputs[name], outputFacets={"outputStatistics": written})
         began = now - dt.timedelta(seconds=report.seconds)
-        for at, state in ((began, RunState.START), (now, RunState.COMPLETE)):
+        for at, state in ((began, RunState.START), (now, end)):
             yield RunEvent(
                 eventTime=at.isoformat(),
                 eventType=state,

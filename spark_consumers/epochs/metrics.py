@@ -3,6 +3,7 @@
 import platform
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -11,21 +12,37 @@ from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
 from schemas.version import version
 from services.runtime.tracing import HELP as SPANS_HELP
+from spark_consumers.epochs.ledger import ParkedTable
+from spark_consumers.epochs.parking import described
 from spark_consumers.epochs.report import EpochReport
 
 log = structlog.get_logger()
+_PARKED_LABELS = ("has", "refused_at", "reason", "remedy")
 _SECONDS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+_COUNTERS = {
+    "rows": "Rows written to the tables.",
+    "events": "Events read from Kafka and applied to the tables.",
+    "transactions": "Source transactions applied to the tables.",
+    "duplicates": "Events skipped because the tables already had them.",
+    "quarantined": "Events put into the quarantine instead of a table.",
+    "dead_letters": "Events that Kafka refused and that the tables therefore lack.",
+}
 
 
 class Metrics:
     """The metrics of one run; the lag in seconds is computed at each scrape."""
 
     _waiting_since_ms = 0
+    _ready = False
+    _remark = ""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._epoch = self._gauge("epoch", "Number of the last committed epoch.")
-        self._lsn = self._gauge("commit_lsn", "Commit LSN that all tables have reached.")
+        self._lsn = self._gauge(
+            "commit_lsn", "Commit LSN that all tables but parked ones have reached."
+        )
         self._bytes = self._gauge(
             "lag_bytes",
             "Bytes of WAL between the tables' commit LSN and the last transaction that was read.",
@@ -33,7 +50,8 @@ class Metrics:
         self._tell_build()
         lag = self._gauge(
             "lag_seconds",
-            "Seconds since the commit of the oldest transaction that the tables lack.",
+            "Seconds since the commit of the oldest transaction that the tables lack, parked ones "
+            "apart.",
         )
         lag.set_function(self._lag_seconds)
         self._seconds = Histogram(
@@ -42,17 +60,9 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        counters = {
-            "rows": "Rows written to the tables.",
-            "events": "Events read from Kafka and applied to the tables.",
-            "transactions": "Source transactions applied to the tables.",
-            "duplicates": "Events skipped because the tables already had them.",
-            "quarantined": "Events put into the quarantine instead of a table.",
-            "dead_letters": "Events that Kafka refused and that the tables therefore lack.",
-        }
         self._counters = {
             name: Counter(f"slottables_{name}", text, registry=self.registry)
-            for name, text in counters.items()
+            for name, text in _COUNTERS.items()
         }
         self._writes = Counter(
             "slottables_table_writes",
@@ -61,7 +71,7 @@ class Metrics:
             ["way"],
             registry=self.registry,
         )
-        self._table_rows, self._rebuild = _by_table(self.registry)
+        self._table_rows, self._rebuild, self._parked = _by_table(self.registry)
         self._batch_seconds = Histogram(
             "slottables_batch_seconds",
             "Seconds that a micro-batch of the streaming query took, its epochs included.",
@@ -110,6 +120,7 @@ class Metrics:
             server, _ = start_http_server(
                 tables.http_port, tables.http_host, registry=self.registry
             )
+            server.set_app(self._with_probes(server.get_app()))
         except OSError as error:
             raise SetupError(
                 "the port of /metrics is taken",
@@ -118,7 +129,41 @@ class Metrics:
                 hint="set another tables.http_port",
                 exit_code=ExitCode.PORT_IN_USE,
             ) from error
-        log.info("serving /metrics", host=tables.http_host, port=server.server_port)
+        log.info(
+            "serving /metrics, /healthz and /readyz", host=tables.http_host, port=server.server_port
+        )
+
+    def _with_probes(self, metrics: Any) -> Any:
+        """Return a WSGI application that answers /healthz and /readyz, and `metrics` the rest.
+
+        /readyz passes once the tables' state is known. It names parked tables and passes
+        nevertheless, as the others go on.
+        """
+
+        def answer(environ: dict[str, Any], start: Any) -> Any:
+            path = environ.get("PATH_INFO")
+            if path not in ("/healthz", "/readyz"):
+                return metrics(environ, start)
+            passed = path == "/healthz" or self._ready
+            text = ": ".join(filter(None, ("ok" if passed else "no", self._remark)))
+            status = "200 OK" if passed else "503 Service Unavailable"
+            start(status, [("Content-Type", "text/plain; charset=utf-8")])
+            return [text.encode()]
+
+        return answer
+
+    def begun(self) -> None:
+        """Record that the state of the tables is known."""
+        self._ready = True
+
+    def parked(self, tables: Mapping[str, ParkedTable]) -> None:
+        """Record which tables are parked."""
+        self._parked.clear()
+        for name, found in tables.items():
+            told = described(found)
+            self._parked.labels(name, *(told[label] for label in _PARKED_LABELS)).set(1)
+        names = ", ".join(f"{n} (has {described(p)['has']})" for n, p in sorted(tables.items()))
+        self._remark = f"parked: {names}" if names else ""
 
     def done(self, report: EpochReport) -> None:
         """Record the report of a committed epoch."""
@@ -162,7 +207,7 @@ class Metrics:
         return Gauge(f"slottables_{name}", what, registry=self.registry)
 
 
-def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge]:
+def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge, Gauge]:
     rows = Counter(
         "slottables_table_rows",
         "Rows written to each table, by source table.",
@@ -175,4 +220,11 @@ def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge]:
         ["table"],
         registry=registry,
     )
-    return rows, rebuild
+    parked = Gauge(
+        "slottables_table_parked",
+        "1 while a table is parked, by source table: it keeps its last epoch while the others go "
+        "on. The labels say which LSN it has, where it was refused, why, and what to do.",
+        ["table", *_PARKED_LABELS],
+        registry=registry,
+    )
+    return rows, rebuild, parked

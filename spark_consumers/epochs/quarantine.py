@@ -6,14 +6,15 @@ The row of a table that such an event would have changed stays as it was. `value
 record, so that the table needs the protection that the source has.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from schemas.errors import BadInput, ExitCode
+from schemas.errors import BadInput, ExitCode, SlotbridgeError
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Shape
@@ -45,10 +46,12 @@ class Quarantine:
         epoch: int,
         events: DataFrame,
         summaries: Iterable[tuple[TopicSummary, Sequence[Shape]]],
+        refuse: Callable[[str, SlotbridgeError], None],
     ) -> Bad:
         """Write the bad events of an epoch down, once, and say where they are.
 
-        Raise BadInput when they are more than PLACES_MAX.
+        When they are more than PLACES_MAX, `refuse` is called with the topic that has most of them;
+        if that returns, the topic is left out.
         """
         given = list(summaries)
         found = [_unfit(events, summary, shapes) for summary, shapes in given if summary.rows]
@@ -59,13 +62,17 @@ class Quarantine:
         try:
             places = bad.select("topic", "partition", "offset").limit(PLACES_MAX + 1).collect()
             if len(places) > PLACES_MAX:
-                raise BadInput(
+                ((topic, _),) = Counter(place.topic for place in places).most_common(1)
+                error = BadInput(
                     f"more than {PLACES_MAX} events of one epoch do not fit their tables",
                     operation="put events aside",
-                    subject=places[0].topic,
+                    subject=topic,
                     hint="compare the shapes in the schema topic with the events",
                     exit_code=ExitCode.RECORD_REFUSED,
                 )
+                refuse(topic, error)
+                left = [(summary, shapes) for summary, shapes in given if summary.topic != topic]
+                return self.put_aside(epoch, events, left, refuse)
             if places:
                 self._write(epoch, bad)
         finally:

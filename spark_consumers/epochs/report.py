@@ -1,9 +1,11 @@
 """The report of an epoch, for people, machines and metrics."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from schemas.lsn import format_lsn
+from spark_consumers.epochs.topic_summary import TopicSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class EpochReport:
 
     `ts_ms_max` is the latest commit time in it (ms since 1970), `dead_letters` the events that
     Kafka has refused and that the tables therefore lack, `quarantined` those put aside. `traces`:
-    headers `traceparent` of its transactions, none while tracing is off.
+    headers `traceparent` of its transactions, none while tracing is off. `refused`: tables that the
+    epoch has parked, with the reason.
     """
 
     epoch: int
@@ -39,6 +42,7 @@ class EpochReport:
     dead_letters: int = 0
     quarantined: int = 0
     traces: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, object]:
         """Return the report as JSON; `lag_ms` is the time from the latest commit to now."""
@@ -53,6 +57,7 @@ class EpochReport:
             "commit_ts_ms_max": self.ts_ms_max,
             "dead_letters": self.dead_letters,
             "quarantined": self.quarantined,
+            "refused": dict(self.refused),
             "lag_ms": max(0, int(time.time() * 1000) - self.ts_ms_max),
             "seconds": round(self.seconds, 3),
             "tables": {
@@ -66,3 +71,13 @@ class EpochReport:
                 for name, report in sorted(self.tables.items())
             },
         }
+
+
+def table_report(summary: TopicSummary | None, way: str | None) -> TableReport:
+    """Return the report of a table; `summary` and `way` are None where it has had the epoch."""
+    if summary is None:
+        return TableReport(0, 0, 0, 0)
+    return TableReport(
+        *(summary.rows, summary.events, summary.late + summary.duplicates, summary.lsn_max),
+        way=way or "",
+    )

@@ -5,6 +5,7 @@ others where it is itself. Then each has it in one commit (iceberg/staging.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas.errors import SlotbridgeError
 from schemas.tables import TablesSettings
 from spark_consumers.epochs import incomplete_tables, snapshot_rows, table_writer
 from spark_consumers.epochs.ledger import EpochRecord
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from spark_consumers.iceberg.indexed_delete import Indexes
 
 log = structlog.get_logger()
+Judging = Callable[[str], AbstractContextManager[None]]
 INDEXES = "_indexes"
 """The folder on this machine that has the key indexes, by namespace and by table."""
 
@@ -86,18 +89,19 @@ class Stage:
         events: DataFrame,
         states: dict[str, State],
         before: EpochRecord,
+        judging: Judging,
     ) -> int:
         """Write all tables' parts of the epoch; return how many events were quarantined.
 
-        `states` is updated: it tells which tables lack events from now on.
+        `states` is updated: it tells which tables lack events from now on. What a table's part
+        raises is left to `judging(table)`: if it passes the error over, the others are written.
         """
         values = {catalog.EPOCH: str(epoch), catalog.COMMIT_LSN: str(cut.commit_lsn)}
         for option, value in values.items():
             self._spark.conf.set(catalog.SUMMARY_OPTION + option, value)
         bad: Bad = {}
         if self._settings.on_bad_event == "quarantine":
-            summaries = [(item.summary, item.shapes) for item in work]
-            bad = self._quarantine.put_aside(epoch, events, summaries)
+            bad, work = self._put_aside(epoch, events, work, judging)
         opened = {item.name: item.table for item in work}
         names = [item.name for item in work if item.summary.topic in bad]
         incomplete_tables.mark(self._spark, cut.commit_lsn, names, opened, states)
@@ -115,13 +119,34 @@ class Stage:
             known = state.sealed if state else (NEVER, NEVER)
             base = self._staging.begin(item.table.identifier, known)
             by_index = self._deletes(item, base, values)
-            self.ways[item.name] = table_writer.write_table(item, own(item.summary.topic), by_index)
+            way = table_writer.write_table(item, own(item.summary.topic), by_index)
             self._bases[item.name] = self._staging.written(base)
+            self.ways[item.name] = way
+
+        def judged(item: Work) -> None:
+            with judging(item.name):
+                stage(item)
 
         with self._staging.writing():
-            at_once(stage, self._work.values())
+            at_once(judged, list(self._work.values()))
+        self._work = {name: item for name, item in self._work.items() if name in self._bases}
         self._add_up(epoch, cut, own, states, before)
         return sum(map(len, bad.values()))
+
+    def _put_aside(
+        self, epoch: int, events: DataFrame, work: list[Work], judging: Judging
+    ) -> tuple[Bad, list[Work]]:
+        """Put bad events aside; return where they are, and the work that is left."""
+        left = {item.summary.topic: item for item in work}
+
+        def refuse(topic: str, error: SlotbridgeError) -> None:
+            with judging(left[topic].name):
+                raise error
+            del left[topic]
+
+        summaries = [(item.summary, item.shapes) for item in work]
+        bad = self._quarantine.put_aside(epoch, events, summaries, refuse)
+        return bad, list(left.values())
 
     def _deletes(self, work: Work, base: Base, values: dict[str, str]) -> Deletes | None:
         """Return what deletes a table's changed rows by the index of its keys, if it has one."""
@@ -141,7 +166,7 @@ class Stage:
 
         def adopt(name: str) -> None:
             item = self._work.get(name)
-            unset = [catalog.REPLACED] if item else []
+            unset = [catalog.REPLACED, catalog.PARKED] if item else [catalog.PARKED]
             if item and item.table.rebuild:
                 unset.append(catalog.REBUILD)
             base = self._bases[name]

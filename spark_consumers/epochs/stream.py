@@ -185,6 +185,7 @@ class Stream:
     def _tell_rebuilds(self) -> None:
         states = self._runner.states.items()
         self._metrics.rebuilding([name for name, state in states if state.rebuild])
+        self._metrics.parked(self._runner.parking.tables)
 
     def _overtaken(self) -> Retryable:
         return Retryable(

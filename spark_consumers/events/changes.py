@@ -10,7 +10,7 @@
 Within a partition events are in order; (commit_lsn, seq) orders them everywhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 
@@ -63,22 +63,24 @@ def events(
     upto_lsn: int,
     others: Mapping[str, int] | None = None,
     *,
+    resumed: Collection[str] = (),
     whole: bool = False,
 ) -> DataFrame:
     """Read each record; tombstones are left out. `whole`: keep the values, for the quarantine.
 
     `beyond`: of a transaction after `upto_lsn`, which is not of this epoch; `late`: of one at or
     before `after_lsn` (of topics in `others`: at or before that), so that the table has had it;
-    `earlier`: at or before `after_lsn` in any topic.
+    `earlier`: at or before `after_lsn` in any topic, in a `resumed` topic the same as `late`.
     `image`: the row, of a delete the old one; `unchanged`: it may lack values that the UPDATE left
     unchanged. A record that is not an event keeps NULL in `op`, `commit_lsn` or `seq`:
     `summary` tells.
     """
     before = f"NOT {_beyond(after_lsn)}"
-    late = "".join(
-        f" WHEN topic = {literal(topic)} THEN NOT {_beyond(lsn)}"
-        for topic, lsn in sorted((others or {}).items())
-    )
+    own = {
+        t: f" WHEN topic = {literal(t)} THEN NOT {_beyond(n)}" for t, n in (others or {}).items()
+    }
+    late = "".join(own[topic] for topic in sorted(own))
+    earlier = "".join(own[topic] for topic in sorted(own) if topic in resumed)
     return (
         records.where("value IS NOT NULL")
         .selectExpr(*PLACE_COLUMNS, "CAST(key AS string) AS key", "CAST(value AS string) AS value")
@@ -95,7 +97,7 @@ def events(
         .selectExpr(
             *map(quoted, EVENT_COLUMNS[:-3]),
             f"{_beyond(upto_lsn)} AS beyond",
-            f"{before} AS earlier",
+            f"{f'CASE{earlier} ELSE {before} END' if earlier else before} AS earlier",
             f"{f'CASE{late} ELSE {before} END' if late else before} AS late",
         )
     )

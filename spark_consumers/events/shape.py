@@ -1,6 +1,6 @@
 """A source table's shape: its columns, what identifies a row, and from which event on. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -112,3 +112,12 @@ def renamed(before: Shape, after: Shape) -> dict[str, str]:
     if kept & set(changed.values()) or set(changed) & set(changed.values()):
         return {}
     return changed
+
+
+def in_use(shapes: Sequence[Shape], after_lsn: int) -> Sequence[Shape]:
+    """Return the shapes that events after a commit LSN were written with, in their order."""
+    first = 0
+    for place, shape in enumerate(shapes):
+        if shape.since.commit_lsn <= after_lsn:
+            first = place
+    return shapes[first:]

@@ -29,6 +29,7 @@ REBUILD = "slotbridge.rebuild"
 REPLACED = "slotbridge.replaced"
 LACKS = "slotbridge.lacks"
 SEEN_LSN = "slotbridge.seen_lsn"
+PARKED = "slotbridge.parked"
 EPOCH = "slotbridge.epoch"
 COMMIT_LSN = "slotbridge.commit_lsn"
 """Names of table properties; the last two are also in the summary of each snapshot. LACKS: the

@@ -27,6 +27,7 @@ from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.iceberg import catalog, rules
 from spark_consumers.iceberg.evolution import evolve
 from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
+from spark_consumers.iceberg.parked import Parked, parked_from
 from spark_consumers.session import CATALOG
 from spark_consumers.sql import quoted
 
@@ -70,6 +71,8 @@ class State:
     sealed: tuple[int, int]
     """Epoch and commit LSN as the table itself tells them: those of the last epoch that brought it
     something. `epoch` and `commit_lsn` are also those of later epochs, which brought it nothing."""
+    parked: Parked | None = None
+    """Why the table stays at `epoch` while the others go on; None where it does not."""
 
     def at(self, epoch: int, commit_lsn: int) -> "State":
         """Return the state after an epoch that brings the table nothing."""
@@ -126,14 +129,18 @@ class Tables:
         names = [row.tableName for row in spark.sql(f"SHOW TABLES IN {self.place()}").collect()]
         found = {}
         for name in sorted(names):
-            identifier = catalog.identifier(self.namespace, name)
-            table = catalog.load(spark, identifier)
-            properties = catalog.properties(table)
-            if catalog.SOURCE in properties:
-                large = is_large(catalog.summary(table))
-                state = state_of(identifier, table, properties, large=large)
+            state = self.state(spark, catalog.identifier(self.namespace, name))
+            if state is not None:
                 found[state.source] = state
         return found
+
+    def state(self, spark: SparkSession, identifier: str) -> State | None:
+        """Return the state of an Iceberg table, None for one that follows no source table."""
+        table = catalog.load(spark, identifier)
+        properties = catalog.properties(table)
+        if catalog.SOURCE not in properties:
+            return None
+        return state_of(identifier, table, properties, large=is_large(catalog.summary(table)))
 
     def open(self, spark: SparkSession, shapes: list[Shape], state: State | None) -> OpenTable:
         """Open the table of the last of `shapes`; create or change it where needed.
@@ -223,10 +230,12 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
     """Return the state of a table whose properties are `found`."""
     source, shape, rule = found[catalog.SOURCE], found.get(catalog.SHAPE), found.get(catalog.RULE)
     sealed = catalog.reached(table, found)
+    note = found.get(catalog.PARKED)
+    parked = parked_from(json.loads(note)) if note else None
     return State(
         source,
         identifier,
-        *sealed,
+        *((parked.epoch, parked.commit_lsn) if parked else sealed),
         catalog.REBUILD in found,
         CommitPosition(*json.loads(found[catalog.REPLACED])) if catalog.REPLACED in found else None,
         Shape.from_document(source, json.loads(shape)) if shape else None,
@@ -239,6 +248,7 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
         rules.from_document(rule) if rule else None,
         tuple(json.loads(found.get(catalog.KEPT, "[]"))),
         sealed,
+        parked,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from schemas.errors import SetupError
+from schemas.errors import OperatorNeeded, SetupError
 from schemas.events import DeadLetter, SchemaEvent, dead_topic, schema_topic
 from schemas.naming import Naming
 from schemas.settings import KafkaSettings
@@ -21,7 +21,12 @@ class ShapeLog:
         topics: TopicOffsets,
         naming: Naming,
         follows: Callable[[str], bool],
+        *,
+        keeps_refused: bool = False,
     ) -> None:
+        """Read shapes; `keeps_refused`: `require` raises for a refused table, and not `read`."""
+        self._keeps_refused = keeps_refused
+        self._refused: dict[str, SetupError] = {}
         self._following = SmallTopicTail(kafka, topics, schema_topic(kafka.topic_prefix))
         self._naming = naming
         self._follows = follows
@@ -47,7 +52,12 @@ class ShapeLog:
             event = self._following.parsed(record, SchemaEvent)
             name = f"{event.schema_}.{event.table}"
             if self._follows(name):
-                self._take(name, event)
+                try:
+                    self._take(name, event)
+                except SetupError as error:
+                    if not self._keeps_refused:
+                        raise
+                    self._refused.setdefault(name, error)
 
     def known_at(self, commit_lsn: int) -> set[str]:
         """Return the tables that had events at or before a commit LSN."""
@@ -66,6 +76,24 @@ class ShapeLog:
     def upto(self, name: str, commit_lsn: int) -> Sequence[Shape]:
         """Return the table's shapes up to a commit LSN; the first holds from the beginning."""
         return [s for s in self._shapes.get(name, ()) if s.since.commit_lsn <= commit_lsn]
+
+    def require(self, name: str, commit_lsn: int) -> list[Shape]:
+        """Return the table's shapes up to a commit LSN.
+
+        Raise OperatorNeeded where there is none, SetupError where the table can't be followed.
+        """
+        if name in self._refused:
+            raise self._refused[name]
+        shapes = list(self.upto(name, commit_lsn))
+        if not shapes:
+            raise OperatorNeeded(
+                f"{self.topic} has no schema event of the table",
+                operation="read table shapes",
+                subject=name,
+                lsn=commit_lsn,
+                hint="topic_prefix must be the bridge's own; the schema topic must be kept",
+            )
+        return shapes
 
     def _take(self, name: str, event: SchemaEvent) -> None:
         shape = Shape.from_event(event)

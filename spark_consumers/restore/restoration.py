@@ -214,6 +214,16 @@ class _Restoring:
                 subject=min(unknown),
                 hint=f"tables: {', '.join(sorted(n for n in epoch.tables if not is_sums(n)))}",
             )
+        for name, parked in sorted(epoch.parked.items()):
+            if not names and not is_sums(name):
+                raise OperatorNeeded(
+                    "the table is parked: it does not have the epoch",
+                    operation=OPERATION,
+                    subject=name,
+                    lsn=epoch.commit_lsn,
+                    hint="choose the other tables with --table, or all of them as of "
+                    f"{format_lsn(max(parked.parked.commit_lsn, 0))}",
+                )
         found = []
         for name in sorted(names or epoch.tables):
             state = states.get(name)

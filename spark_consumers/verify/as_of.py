@@ -7,6 +7,7 @@ and all events of the topics up to its LSN, folded in one go instead of epoch by
 from collections.abc import Collection
 from itertools import pairwise
 
+import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -15,6 +16,7 @@ from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader, Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of, require_snapshot
+from spark_consumers.epochs.parking import described
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import CommitPosition, Shape
@@ -30,6 +32,8 @@ from spark_consumers.kafka.transactions import Cut
 from spark_consumers.sql import quoted
 from spark_consumers.verify.comparison import TableComparison, compared
 
+log = structlog.get_logger()
+
 
 def verify_as_of(
     spark: SparkSession,
@@ -42,7 +46,8 @@ def verify_as_of(
     """Compare all tables (or `tables`) as of the last epoch up to `commit_lsn`.
 
     Raise OperatorNeeded where a table lacks that epoch's tag or Kafka the first events,
-    SettingsError for an LSN of before the epochs that are kept.
+    SettingsError for an LSN of before the epochs that are kept. The log names parked tables as not
+    judged.
     """
     try:
         return _Witness(spark, settings).compare(commit_lsn, tables, examples_max)
@@ -68,10 +73,13 @@ class _Witness:
         epoch = epoch_of(self._ledger.all(self._spark), commit_lsn)
         states = self._tables.states(self._spark)
         self._shapes.read()
+        for name, parked in epoch.parked.items():
+            if not tables or name in tables:
+                log.warning("not judged: the table is parked", table=name, **described(parked))
         wanted = tables or [name for name in epoch.tables if not is_sums(name)]
         found = [
             (states[name], self._snapshot(epoch, states[name]))
-            for name in sorted(wanted)
+            for name in sorted(set(wanted) - set(epoch.parked))
             if name in states and not self._is_changelog(states[name])
         ]
         with held(self._spark, {state.identifier: snapshot for state, snapshot in found}):

@@ -113,6 +113,11 @@ CASES: Final = {
     "SlotfailoverDrillFailed": level("slotfailover_last_drill_success", "0", "1"),
     "SlottablesNotRunning": Case({}, {"slottables_epoch": "7x200"}),
     "SlottablesBehind": level("slottables_lag_seconds", "2000", "30", 30),
+    "SlottablesTableParked": Case(
+        {'slottables_table_parked{table="public.t",reason="no value fits"}': "1x200"},
+        {'slottables_table_parked{table="public.t",reason="no value fits"}': "0x200"},
+        labels={"table": "public.t", "reason": "no value fits"},
+    ),
     "SlottablesQuarantined": Case(
         {"slottables_quarantined_total": "0+1x200"}, {"slottables_quarantined_total": "7x200"}
     ),

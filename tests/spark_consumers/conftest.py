@@ -189,7 +189,13 @@ def new_pipeline(
             ),
             shaping=shaped,
             tables=TablesSettings.model_validate(
-                {"warehouse": warehouse, "trigger_interval_ms": 200} | tables
+                {
+                    "warehouse": warehouse,
+                    "trigger_interval_ms": 200,
+                    # What is refused is raised; test_parked has the default.
+                    "on_refused_table": "stop",
+                }
+                | tables
             ),
         )
         publisher = Publisher(kafka.bootstrap_servers, topic_prefix, shaped)

@@ -12,8 +12,10 @@ from schemas.errors import ExitCode, Retryable, SettingsError
 from schemas.tables import TablesSettings
 from services.testbed.ports import free_port
 from spark_consumers.command import app
+from spark_consumers.epochs.ledger import ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport, TableReport
+from spark_consumers.iceberg.parked import Parked
 from spark_consumers.status import parsed_status, read_run_status
 
 
@@ -30,9 +32,12 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     metrics.done(report(1, a=10))
     metrics.waiting(0, 123)
     metrics.rebuilding(["public.a"])
+    note = Parked(1, 0x10, 0x20, 7, "no value fits", "mend it")
+    metrics.parked({"public.z": ParkedTable(note, None, 3)})
     first = read_run_status(settings)
     metrics.done(report(2, a=20, b=5))
     metrics.rebuilding([])
+    metrics.parked({})
     second = read_run_status(settings)
     assert (first.rows, first.rebuilding) == ({"public.a": 10}, ["public.a"])
     assert second.rows == {"public.a": 30, "public.b": 5}
@@ -47,6 +52,14 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
         "lag_seconds": 0.0,
         "rows": {"public.a": 10},
         "rebuilding": ["public.a"],
+        "parked": {
+            "public.z": {
+                "has": "0/10",
+                "refused_at": "0/20",
+                "reason": "no value fits",
+                "remedy": "mend it",
+            }
+        },
         "rows_per_second": {},
     }
     console = Console(width=100)
@@ -54,6 +67,9 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
         console.print(first.screen())
     assert "epoch 1, 0/16B3748; 123 bytes and 0.0 s behind" in capture.get()
     assert "to be rebuilt" in capture.get()
+    assert "parked, has 0/10" in capture.get()
+    assert "refused at 0/20: no value fits. Remedy: mend it" in capture.get()
+    assert second.parked == {}
     config = tmp_path / "c.yaml"
     document = {"tables": {"warehouse": str(tmp_path), "http_port": settings.http_port}}
     config.write_text(yaml.safe_dump(document), encoding="utf-8")

@@ -1,0 +1,200 @@
+"""Parks a table that is refused, so that the others go on without it.
+
+park     the note is written into the Iceberg table's properties; nothing of the epoch is
+held     epoch after epoch, the record lists the table as parked, with its own last epoch, and
+         counts the events that it lacks
+return   an operator asks for it (`slottables unpark` or `rebuild`): the next epoch reads what
+         the table lacks from where it stands, counts it, and brings it with its own events in
+         one commit, which removes the note; or the table is refused and parked again
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import structlog
+from pyspark.sql import SparkSession
+
+from schemas.errors import BadInput, OperatorNeeded, SlotbridgeError
+from schemas.lsn import format_lsn
+from schemas.naming import schema_and_table
+from schemas.tables import TablesSettings
+from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable
+from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.iceberg import catalog, sums
+from spark_consumers.iceberg.parked import concerns_one_table, parked_by
+from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
+from spark_consumers.kafka.transactions import Cut
+
+log = structlog.get_logger()
+
+
+class Parking:
+    """The parked tables of one runner."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: TablesSettings,
+        tables: Tables,
+        ledger: Ledger,
+        states: dict[str, State],
+    ) -> None:
+        """`states` is updated: a table that is parked keeps the state that it has."""
+        self._spark = spark
+        self._parks = settings.on_refused_table == "park"
+        self._sums = {sums.source_of(name): found.source for name, found in settings.sums.items()}
+        self._tables = tables
+        self._ledger = ledger
+        self._states = states
+        self._record: EpochRecord | None = None
+        self._cut_lsn = NEVER
+        self._returning: set[str] = set()
+        self._parking = threading.Lock()
+        self.tables: dict[str, ParkedTable] = {}
+        """The parked tables, those that are to return included."""
+        self.refused: dict[str, str] = {}
+        """The tables that the epoch under way has parked, with the reason."""
+
+    def recall(self, record: EpochRecord, follows: Callable[[str], bool]) -> None:
+        """Take over what the record and the tables themselves tell."""
+        for name, known in record.parked.items():
+            state = self._states.get(name)
+            if state is None and known.place is None and follows(name):  # it was never made
+                self.tables[name] = known
+            elif state is not None and state.parked is not None:
+                self.tables[name] = known._replace(parked=state.parked)
+        for name, state in self._states.items():
+            if state.parked is not None and name not in self.tables:
+                events = 0 if state.commit_lsn == record.commit_lsn else None
+                place = record.tables.get(name)
+                self.tables[name] = ParkedTable(state.parked, place, events)
+        for name, found in self.tables.items():
+            log.warning("a table is parked", table=name, **described(found))
+        self.look()
+
+    def begin(self, record: EpochRecord, cut: Cut, states: dict[str, State]) -> None:
+        """Begin an epoch after `record`."""
+        self._record, self._cut_lsn, self._states = record, cut.commit_lsn, states
+        self.refused = {}
+
+    def held(self, name: str) -> bool:
+        """Tell whether the epoch is to leave a table alone."""
+        return name in self.tables and name not in self._returning
+
+    def returns(self, name: str) -> ParkedTable | None:
+        """Return what is known of a parked table that is to return, None for any other table."""
+        return self.tables.get(name) if name in self._returning else None
+
+    def positions(self) -> dict[str, int]:
+        """Return the commit LSN that each parked table has, -1 for none."""
+        return {name: found.parked.commit_lsn for name, found in self.tables.items()}
+
+    def look(self) -> None:
+        """See which parked tables an operator wants to return."""
+        asked = self._ledger.unparked(self._spark)
+        for name, found in self.tables.items():
+            if asked.get(name) == found.parked.at_ms and name not in self._returning:
+                self._returning.add(name)
+                log.info("a parked table is to return", table=name)
+        self._returning |= {
+            name for name, source in self._sums.items() if source in self._returning
+        } & set(self.tables)
+
+    @contextmanager
+    def judging(self, name: str) -> Iterator[None]:
+        """Park a table if its part of the epoch fails by its own fault, and go on.
+
+        With tables.on_refused_table: stop, and where the failure may be anybody's, it is raised.
+        """
+        try:
+            yield
+        except (*FOREIGN, SlotbridgeError) as error:
+            failure = translated(error, "apply an epoch")
+            foreign = failure is not error and not isinstance(failure, BadInput)
+            if not self._parks or foreign or not concerns_one_table(failure):
+                raise
+            with self._parking:
+                self._park(name, failure)
+
+    def refuse(self, name: str, error: SlotbridgeError) -> None:
+        """Park a table because of `error`, or raise that."""
+        with self.judging(name):
+            raise error
+
+    def drop_refused(self, opened: dict[str, OpenTable]) -> None:
+        """Take the tables out that the epoch has parked."""
+        for name in self.refused:
+            opened.pop(name, None)
+
+    def seal(self, cut: Cut, adopted: Collection[str]) -> dict[str, ParkedTable]:
+        """Return the tables that are parked after an epoch which the `adopted` ones have."""
+        for name in adopted:
+            if self.tables.pop(name, None) is not None:
+                self._returning.discard(name)
+                log.info("a parked table is with the others again", table=name)
+        for name, source in self._sums.items():
+            if source in self.tables and name in self._states and name not in self.tables:
+                error = OperatorNeeded(
+                    f"its source {source} is parked", hint="it returns with its source"
+                )
+                self._park(name, error)
+        for name, found in self.tables.items():
+            if found.events is not None:
+                events = found.events + cut.counts.get(name, 0)
+                self.tables[name] = found._replace(events=events)
+        return dict(self.tables)
+
+    def _park(self, name: str, error: SlotbridgeError) -> None:
+        state, before = self._states.get(name), self.tables.get(name)
+        has = (NEVER, NEVER) if state is None else (state.epoch, state.commit_lsn)
+        note = parked_by(error, *has, self._cut_lsn, int(time.time() * 1000))
+        place = before.place if before else None
+        if place is None and state is not None and self._record is not None:
+            place = self._record.tables.get(name)
+        events = before.events if before else 0
+        identifier = state.identifier if state else self._tables.identifier(*schema_and_table(name))
+        if self._spark.catalog.tableExists(identifier):
+            table = catalog.load(self._spark, identifier)
+            if catalog.properties(table).get(catalog.SOURCE) == name:
+                catalog.set_property(table, catalog.PARKED, note.text())
+                changed = self._tables.state(self._spark, identifier)
+                if changed is not None:
+                    rebuild = changed.rebuild or (state is not None and state.rebuild)
+                    self._states[name] = replace(changed, rebuild=rebuild)
+        self.tables[name] = ParkedTable(note, place, events)
+        self.refused[name] = note.reason
+        self._returning -= {name, *(n for n, source in self._sums.items() if source == name)}
+        log.error(
+            "a table is refused and parked: the others go on without it",
+            table=name,
+            **described(self.tables[name]),
+        )
+
+
+def described(found: ParkedTable) -> dict[str, str]:
+    """Return what an operator needs to know of a parked table. Pure."""
+    note = found.parked
+    has = "nothing" if note.commit_lsn == NEVER else format_lsn(note.commit_lsn)
+    return {
+        "has": has,
+        "refused_at": format_lsn(max(note.at_lsn, 0)),
+        "reason": note.reason,
+        "remedy": note.remedy,
+    }
+
+
+def require_none_parked(tables: Mapping[str, ParkedTable]) -> None:
+    """Raise OperatorNeeded where tables are parked: they do not have what the others have."""
+    for name, found in sorted(tables.items()):
+        note = found.parked
+        others = f", and {len(tables) - 1} more" if len(tables) > 1 else ""
+        raise OperatorNeeded(
+            f"the table is parked{others}: {note.reason}",
+            operation="bring tables up to date",
+            subject=name,
+            lsn=note.at_lsn,
+            hint=f"{note.remedy}; then `slottables unpark --table {name}`",
+        )

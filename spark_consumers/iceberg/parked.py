@@ -1,0 +1,72 @@
+"""The note on a table that stays where it is while the others go on.
+
+    slotbridge.parked   {epoch, commit_lsn, at_lsn, at_ms, reason, remedy}
+
+The note stands in the Iceberg table's properties from before the first epoch that the table lacks
+until the commit that brings it to the others again: whoever joins tables can tell from it. The
+record of epochs has the same (epochs/ledger).
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from schemas.errors import (
+    BadInput,
+    ExitCode,
+    OperatorNeeded,
+    SettingsError,
+    SetupError,
+    SlotbridgeError,
+)
+
+_REASON_MAX: Final = 300
+_OF_ONE_TABLE: Final = (
+    *(ExitCode.SETTINGS, ExitCode.SERVER_SETTING, ExitCode.WITNESSES_DISAGREE),
+    *(ExitCode.UNDECODABLE, ExitCode.RECORD_REFUSED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Why a table is parked, and where.
+
+    `epoch`, `commit_lsn`: the last epoch that the table has, -1 for none. `at_lsn`: where the
+    refused event, or the refused epoch's last transaction, commits. `at_ms`: since when it is
+    parked (ms since 1970); it tells one parking from a later one.
+    """
+
+    epoch: int
+    commit_lsn: int
+    at_lsn: int
+    at_ms: int
+    reason: str
+    remedy: str
+
+    def text(self) -> str:
+        """Return the note as JSON."""
+        return json.dumps(asdict(self))
+
+
+def parked_from(document: dict[str, Any]) -> Parked:
+    """Return the note that `Parked.text` has written, read as JSON."""
+    return Parked(**{name: document[name] for name in Parked.__dataclass_fields__})
+
+
+def parked_by(
+    error: SlotbridgeError, epoch: int, commit_lsn: int, cut_lsn: int, at_ms: int
+) -> Parked:
+    """Return the note on a table that an error has parked. Pure."""
+    where = f" ({error.subject})" if error.subject else ""
+    at_lsn = cut_lsn if error.lsn is None else error.lsn
+    reason = f"{error.message}{where}"[:_REASON_MAX]
+    return Parked(epoch, commit_lsn, at_lsn, at_ms, reason, error.hint)
+
+
+def concerns_one_table(error: SlotbridgeError) -> bool:
+    """Tell whether an error that came of one table's part of an epoch leaves the others whole.
+
+    A passing error, a full disk or a missing privilege would meet the other tables, too.
+    """
+    kinds = (BadInput, OperatorNeeded, SettingsError, SetupError)
+    return isinstance(error, kinds) and error.exit_code in _OF_ONE_TABLE

@@ -1,0 +1,334 @@
+"""A table that is refused is parked: the others go on, and it comes back to them."""
+
+import json
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from schemas.errors import OperatorNeeded, SettingsError
+from schemas.tables import TableRule
+from services.testbed.ports import free_port
+from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.iceberg import catalog
+from spark_consumers.operations import Operator
+from spark_consumers.status import read_run_status
+from tests.providers.waiting import eventually
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable, Transaction
+from tests.spark_consumers.test_job import Running
+
+GOOD = SourceTable("good", {"id": ("int4", -1), "v": ("text", -1)})
+BAD = SourceTable("bad", {"id": ("int4", -1), "v": ("text", -1)})
+CHANGED = SourceTable("bad", {"id": ("int4", -1), "v": ("int4", -1)})
+NAME = "public.bad"
+
+
+def both(pipeline: Pipeline, *numbers: int) -> None:
+    """Transactions that change both tables."""
+    for number in numbers:
+        with pipeline.publisher.transaction() as t:
+            t.insert(GOOD, {"id": number, "v": str(number)})
+            t.insert(BAD, {"id": number, "v": str(number)})
+
+
+def ids(pipeline: Pipeline, table: str) -> list[int]:
+    return [row.id for row in pipeline.rows(table, "id")]
+
+
+def record(pipeline: Pipeline) -> EpochRecord:
+    found = Ledger(pipeline.kafka.topic_prefix, pipeline.tables).last(pipeline.spark)
+    assert found is not None
+    return found
+
+
+def noted(pipeline: Pipeline, table: str = "bad") -> dict[str, object] | None:
+    """The note that a reader of the Iceberg table sees."""
+    properties = catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(table)))
+    found: dict[str, object] | None = json.loads(properties.get(catalog.PARKED, "null"))
+    return found
+
+
+def changed(pipeline: Pipeline, **tables: object) -> None:
+    """The pipeline with other settings, restarted."""
+    pipeline.restart()
+    found = pipeline.tables.model_copy(update=tables)
+    pipeline.settings = pipeline.settings.model_copy(update={"tables": found})
+
+
+def unpark(pipeline: Pipeline) -> None:
+    assert list(Operator(pipeline.spark, pipeline.settings).unpark([NAME])) == [NAME]
+
+
+@pytest.fixture
+def pipeline(new_pipeline: NewPipeline) -> Pipeline:
+    """With the setting's default; both tables have row 1."""
+    made = new_pipeline(on_refused_table="park")
+    made.publisher.announce(GOOD, BAD)
+    both(made, 1)
+    made.apply()
+    return made
+
+
+def bad_value(t: Transaction) -> None:
+    t.insert(BAD, {"id": 2**40, "v": "secret"})
+
+
+def no_event(t: Transaction) -> None:
+    t.raw(BAD, "no JSON")
+
+
+def dead_letter(t: Transaction) -> None:
+    t.refuse(NAME, t.seq)
+
+
+REFUSALS: dict[str, tuple[Callable[[Transaction], None], dict[str, object], str]] = {
+    "value": (bad_value, {"on_bad_event": "quarantine"}, "column id has a value"),
+    "record": (no_event, {"on_bad_event": "quarantine"}, "is not an event of a table"),
+    "dead letter": (dead_letter, {"on_dead_letter": "report"}, "Kafka has refused an event"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_others_go_on_and_a_parked_table_comes_back_with_all_that_it_lacks(
+    pipeline: Pipeline, why: str, *, restart: bool
+) -> None:
+    refuse, remedy, reason = REFUSALS[why]
+    first = pipeline.publisher.commit_lsn
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 2, "v": "2"})
+        refuse(t)
+    refused_at = pipeline.publisher.commit_lsn
+    report = pipeline.apply()
+    assert reason in report.refused[NAME]
+    assert "secret" not in report.refused[NAME]
+    assert list(report.tables) == ["public.good"]
+    if restart:
+        pipeline.restart()
+    both(pipeline, 3, 4)
+    assert not pipeline.apply().refused, "it is refused once"
+    assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3, 4], [1])
+    epoch = record(pipeline)
+    assert list(epoch.tables) == ["public.good"]
+    assert epoch.parked[NAME].events == 3
+    note = noted(pipeline)
+    assert note is not None
+    assert (note["commit_lsn"], note["at_lsn"]) == (first, refused_at)
+    tag = catalog.tag_name(epoch.commit_lsn)
+    operator = Operator(pipeline.spark, pipeline.settings)
+    assert list(operator.tag(epoch.commit_lsn)) == [(pipeline.identifier("good"), tag)]
+    unpark(pipeline)
+    changed(pipeline, **remedy)
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 5, "v": "5"})
+    pipeline.apply()
+    assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3, 4, 5], [1, 3, 4])
+    assert noted(pipeline) is None
+    assert sorted(record(pipeline).tables) == [NAME, "public.good"]
+    both(pipeline, 6)
+    pipeline.apply()
+    assert ids(pipeline, "bad") == [1, 3, 4, 6]
+
+
+def test_a_table_that_is_refused_again_stays_parked(pipeline: Pipeline) -> None:
+    with pipeline.publisher.transaction() as t:
+        bad_value(t)
+    pipeline.apply()
+    before = noted(pipeline)
+    both(pipeline, 2)
+    pipeline.apply()
+    unpark(pipeline)
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 3, "v": "3"})
+    pipeline.apply()  # it is seen after this one
+    both(pipeline, 4)
+    again = pipeline.apply()
+    assert "column id" in again.refused[NAME]
+    both(pipeline, 5)
+    assert not pipeline.apply().refused
+    assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3, 4, 5], [1])
+    after = noted(pipeline)
+    assert before and after
+    assert after["at_ms"] != before["at_ms"]
+    assert after["commit_lsn"] == before["commit_lsn"]
+    assert record(pipeline).parked[NAME].events == 4
+    changed(pipeline, on_bad_event="quarantine")
+    unpark(pipeline)
+    both(pipeline, 6)
+    pipeline.apply()
+    assert ids(pipeline, "bad") == [1, 2, 4, 5, 6]
+
+
+def test_a_change_of_shape_that_is_not_followed_parks_the_table(pipeline: Pipeline) -> None:
+    pipeline.publisher.reshape(CHANGED)
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 2, "v": "2"})
+        t.insert(CHANGED, {"id": 2, "v": 7})
+    assert "column v was string and is int" in pipeline.apply().refused[NAME]
+    with pipeline.publisher.transaction() as t:
+        t.update(CHANGED, {"id": 1, "v": 8})
+    pipeline.apply()
+    changed(pipeline, on_changed_type="new_column")
+    unpark(pipeline)
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 3, "v": "3"})
+    pipeline.apply()
+    found = [(row.id, row.v, row.v__old1) for row in pipeline.rows("bad", "id")]
+    assert found == [(1, 8, "1"), (2, 7, None)]
+    assert ids(pipeline, "good") == [1, 2, 3]
+
+
+def test_a_table_whose_rule_was_changed_is_parked(pipeline: Pipeline) -> None:
+    changed(pipeline, rules={NAME: TableRule(kind="history")})
+    both(pipeline, 2)
+    assert "its rule says" in pipeline.apply().refused[NAME]
+    assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2], [1])
+    unpark(pipeline)
+    changed(pipeline, rules={})
+    both(pipeline, 3)
+    pipeline.apply()
+    assert ids(pipeline, "bad") == [1, 2, 3]
+
+
+def test_a_table_whose_events_kafka_lacks_is_parked_and_counted_when_it_returns(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 2, "v": "2"})
+        t.insert(BAD, {"id": 2, "v": "2"})
+        shown = pipeline.publisher.hidden(BAD, {"id": 3, "v": "3"})
+        t.counts[NAME] += 1
+    assert "Kafka lacks 1 events" in pipeline.apply().refused[NAME]
+    unpark(pipeline)
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 4, "v": "4"})
+    assert "Kafka lacks 1 events" in pipeline.apply().refused[NAME], "it still lacks the event"
+    assert ids(pipeline, "bad") == [1]
+    shown()
+    unpark(pipeline)
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 5, "v": "5"})
+    assert not pipeline.apply().refused
+    assert ids(pipeline, "bad") == [1, 2, 3]
+
+
+def test_a_table_that_never_was_made_is_parked_and_made_later(pipeline: Pipeline) -> None:
+    other = SourceTable("other", {"id": ("int4", -1), "v": ("int4", -1)})
+    pipeline.publisher.announce(other)
+    changed(pipeline, rules={"public.other": TableRule(exclude=("id",))})
+    with pipeline.publisher.transaction() as t:
+        t.insert(other, {"id": 1, "v": 1})
+        t.insert(GOOD, {"id": 2, "v": "2"})
+    assert "public.other" in pipeline.apply().refused
+    pipeline.restart()
+    both(pipeline, 3)
+    pipeline.apply()
+    assert record(pipeline).parked["public.other"].place is None
+    operator = Operator(pipeline.spark, pipeline.settings)
+    assert list(operator.unpark(["public.other"]))
+    changed(pipeline, rules={})
+    both(pipeline, 4)
+    pipeline.apply()
+    assert ids(pipeline, "other") == [1]
+    with pytest.raises(SettingsError, match=r"public\.other is not parked"):
+        list(operator.unpark(["public.other"]))
+
+
+@pytest.mark.parametrize("place", ["EpochRunner._seal", "Ledger.write"])
+@pytest.mark.parametrize("returning", [False, True])
+def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, place: str, *, returning: bool
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def kill() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"spark_consumers.epochs.epoch_runner.{place}", killed)
+            with pytest.raises(KeyboardInterrupt):
+                pipeline.apply()
+        pipeline.restart()
+
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 2, "v": "2"})
+        bad_value(t)
+    if not returning:
+        kill()
+    both(pipeline, 3)
+    pipeline.apply()
+    assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3], [1])
+    assert record(pipeline).parked[NAME].events == 2
+    changed(pipeline, on_bad_event="quarantine")
+    unpark(pipeline)
+    both(pipeline, 4)
+    if returning:
+        kill()
+    pipeline.apply()
+    assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3, 4], [1, 3, 4])
+    assert not record(pipeline).parked
+
+
+def test_a_parked_table_is_made_anew_by_a_rebuild(pipeline: Pipeline) -> None:
+    with pipeline.publisher.transaction() as t:
+        bad_value(t)
+    pipeline.apply()
+    changed(pipeline, on_bad_event="quarantine")
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME])) == [NAME]
+    both(pipeline, 2)
+    pipeline.apply()
+    assert ids(pipeline, "bad") == [1, 2]
+    assert noted(pipeline) is None
+    assert not record(pipeline).parked
+
+
+def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline) -> None:
+    sums = {"totals": {"source": NAME, "group_by": ["v"], "sums": {"total": "id"}}}
+    pipeline = new_pipeline(on_refused_table="park", sums=sums)
+    pipeline.publisher.announce(GOOD, BAD)
+    both(pipeline, 1)
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        bad_value(t)
+    pipeline.apply()
+    both(pipeline, 2)
+    pipeline.apply()
+    note = noted(pipeline, "totals")
+    assert note is not None
+    assert NAME in str(note["reason"])
+    assert list(record(pipeline).tables) == ["public.good"]
+    changed(pipeline, on_bad_event="quarantine")
+    unpark(pipeline)
+    both(pipeline, 3)
+    pipeline.apply()
+    rows = pipeline.spark.table(pipeline.identifier("totals")).collect()
+    assert sorted((row.v, row.total) for row in rows) == [("1", 1), ("2", 2), ("3", 3)]
+    assert noted(pipeline, "totals") is None
+
+
+def test_a_run_tells_of_parked_tables_and_does_not_end_as_if_all_were_well(
+    new_pipeline: NewPipeline,
+) -> None:
+    port = free_port()
+    pipeline = new_pipeline(on_refused_table="park", http_port=port)
+    pipeline.publisher.announce(GOOD, BAD)
+    both(pipeline, 1)
+    with pipeline.publisher.transaction() as t:
+        bad_value(t)
+    with Running(pipeline) as running:
+        what = "the table is parked"
+        eventually(lambda: running.failure or any(r.refused for r in running.reports), what=what)
+        both(pipeline, 2)
+        eventually(lambda: running.failure or ids(pipeline, "good") == [1, 2], what="it goes on")
+        running.sound()
+        status = read_run_status(pipeline.tables)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
+            assert answer.read().decode().startswith("ok: parked: public.bad (has ")
+    running.sound()
+    assert "column id has a value" in status.parked[NAME]["reason"]
+    changed(pipeline, http_port=None)
+    with pytest.raises(OperatorNeeded, match=r"the table is parked.*slottables unpark --table"):
+        pipeline.stream(once=True)
