@@ -3,7 +3,8 @@
 `python -m benchmarks.tables.index_scale --rows 10000000,100000000` prints a JSON line for each
 size: bytes of the index, seconds to make it, to find the changed keys of an epoch, and to read, add
 to and write the deletion vectors of the files that they are in. No Spark, no Kafka. The keys are
-integers, the changed ones random; a data file has `--file-rows` rows.
+integers in the order of the files, or spread over all segments as hashes are; the changed ones are
+random. A data file has `--file-rows` rows.
 """
 
 import argparse
@@ -28,7 +29,13 @@ REPEATS = 5
 _PART_ROWS = 10_000_000
 
 
-def filled(folder: Path, rows: int, file_rows: int) -> list[Path]:
+def mixed(numbers: Any) -> Any:
+    """Return numbers that are spread as the hashes of other keys than integers are."""
+    spread = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (spread ^ (spread >> np.uint64(31))).view(np.int64)
+
+
+def filled(folder: Path, rows: int, file_rows: int, *, hashed: bool) -> list[Path]:
     """Write a table's index, in segments of up to ten million keys; return their names."""
     stems = []
     for first in range(0, rows, _PART_ROWS):
@@ -40,7 +47,8 @@ def filled(folder: Path, rows: int, file_rows: int) -> list[Path]:
             ]
         )
         stems.append(folder / str(first))
-        write_segment(stems[-1], Segment(Keys(numbers), places))
+        segment = Segment(Keys(numbers), places)
+        write_segment(stems[-1], Segment.of(Keys(mixed(numbers)), places) if hashed else segment)
     return stems
 
 
@@ -73,18 +81,21 @@ def vectors(places: Any, old: dict[int, bytes]) -> tuple[int, int]:
     return len(merged), len(body)
 
 
-def measure(rows: int, file_rows: int, changes: int, deleted: float) -> dict[str, Any]:
+def measure(
+    rows: int, file_rows: int, changes: int, deleted: float, *, hashed: bool
+) -> dict[str, Any]:
     """Return the figures of a table; `deleted`: the part of its rows that is deleted already."""
     random = np.random.default_rng(1)
     with tempfile.TemporaryDirectory(prefix="slotbridge-index-") as name:
         folder = Path(name)
         started = time.monotonic()
-        stems = filled(folder, rows, file_rows)
+        stems = filled(folder, rows, file_rows, hashed=hashed)
         written_s = time.monotonic() - started
         size = sum(path.stat().st_size for path in folder.iterdir())
         segments = [read(stem, texts=False) for stem in stems]
         live = np.ones(-(-rows // file_rows), bool)
         wanted = [random.integers(0, rows, changes) for _ in range(REPEATS + 1)]
+        wanted = [mixed(numbers) if hashed else numbers for numbers in wanted]
         asked = iter(wanted)
         find_ms = median_ms(lambda: find(Keys(next(asked)), segments, live))
         places = find(Keys(wanted[0]), segments, live)
@@ -94,6 +105,7 @@ def measure(rows: int, file_rows: int, changes: int, deleted: float) -> dict[str
         return {
             "rows": rows,
             "files": len(live),
+            "keys": "hashed" if hashed else "sequential",
             "changes": changes,
             "index_bytes": size,
             "segments": len(stems),
@@ -116,9 +128,10 @@ def main() -> None:
     options = parser.parse_args()
     for rows in map(int, options.rows.split(",")):
         for changes in map(int, options.changes.split(",")):
-            found = measure(rows, options.file_rows, changes, options.deleted)
-            sys.stdout.write(json.dumps(found) + "\n")
-            sys.stdout.flush()
+            for hashed in (False, True):
+                given = rows, options.file_rows, changes, options.deleted
+                sys.stdout.write(json.dumps(measure(*given, hashed=hashed)) + "\n")
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

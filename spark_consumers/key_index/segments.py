@@ -67,6 +67,16 @@ class Segment(NamedTuple):
             asked, at = asked[~equal], at[~equal] + 1  # another key of the same number
         return found
 
+    def spans(self, numbers: Numbers) -> Booleans:
+        """Tell which numbers are between the segment's first and last one.
+
+        Tables with growing keys have segments of separate ranges: most keys need only one of them.
+        """
+        own = self.keys.numbers
+        if not len(own):
+            return np.zeros(len(numbers), bool)
+        return np.asarray((own[0] <= numbers) & (numbers <= own[-1]), dtype=bool)
+
     def has_twice(self) -> bool:
         """Tell whether a key is here more than once (keys of one number may hide it)."""
         return bool(_repeats(self.keys).any())
@@ -79,9 +89,9 @@ def find(wanted: Keys, segments: Sequence[Segment], live: Booleans) -> Numbers:
     for segment in segments:
         if not len(asked):
             break
-        places = segment.find(wanted.take(asked))
-        found[asked] = places
-        asked = asked[places == NOWHERE]
+        near = asked[segment.spans(wanted.numbers[asked])]
+        found[near] = segment.find(wanted.take(near))
+        asked = asked[found[asked] == NOWHERE]
     there = found != NOWHERE
     found[there] = np.where(live[files_of(found[there])], found[there], NOWHERE)
     return found

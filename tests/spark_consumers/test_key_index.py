@@ -138,3 +138,22 @@ def test_pyiceberg_reads_the_puffin_file(vectors: dict[str, set[int]]) -> None:
         part = content[place.offset : place.offset + place.length]
         assert set(vector_of(part)) == vectors[path]
         assert place.rows == len(vectors[path])
+
+
+def test_a_segment_is_asked_only_for_keys_between_its_first_and_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    before = Segment.find
+
+    def counted(segment: Segment, wanted: Keys) -> keys_module.Numbers:
+        asked.append(len(wanted.numbers))
+        return before(segment, wanted)
+
+    monkeypatch.setattr(Segment, "find", counted)
+    parts = [np.arange(first, first + 10, dtype=np.int64) for first in (20, 10, 0)]
+    segments = [Segment(Keys(part), part) for part in parts]
+    wanted = Keys(np.array([25, 3, 14, 99], np.int64))
+    found = find(wanted, segments, np.ones(1, bool))
+    assert found.tolist() == [25, 3, 14, search.NOWHERE]
+    assert asked == [1, 1, 1]
