@@ -5,6 +5,7 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
+import structlog
 
 from schemas.errors import OperatorNeeded, SettingsError
 from schemas.tables import TableRule
@@ -12,7 +13,9 @@ from services.testbed.ports import free_port
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
+from spark_consumers.restore.restoration import restore
 from spark_consumers.status import read_run_status
+from spark_consumers.verify.as_of import verify_as_of
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable, Transaction
@@ -118,6 +121,12 @@ def test_the_others_go_on_and_a_parked_table_comes_back_with_all_that_it_lacks(
     tag = catalog.tag_name(epoch.commit_lsn)
     operator = Operator(pipeline.spark, pipeline.settings)
     assert list(operator.tag(epoch.commit_lsn)) == [(pipeline.identifier("good"), tag)]
+    with structlog.testing.capture_logs() as told:
+        compared = verify_as_of(pipeline.spark, pipeline.settings, epoch.commit_lsn)
+    assert [found.table for found in compared] == ["public.good"]
+    assert "not judged: the table is parked" in {line["event"] for line in told}
+    with pytest.raises(OperatorNeeded, match=r"is parked.*as of"):
+        restore(pipeline.spark, pipeline.settings, epoch.commit_lsn, "", dry_run=True)
     unpark(pipeline)
     changed(pipeline, **remedy)
     with pipeline.publisher.transaction() as t:
