@@ -63,7 +63,7 @@ def measure(
         for run, count in enumerate(workers):
             slot = f"s_{table}_{run}"
             config = _write(bed, table, slot, count, wait_us)
-            seconds, peak_mib = _run(bed, "run", config)
+            seconds, peak_mib = peak_while(bed, "run", config)
             topic = f"{slot}.public.{table}"
             size = _size(bed, topic)
             _check(bed, topic, rows)
@@ -75,7 +75,7 @@ def measure(
         column = "b" if table == NARROW else "c0"
         connection.execute(f"UPDATE {table} SET {column} = 'x' WHERE id % 2000 = 0".encode())
         connection.execute(f"DELETE FROM {table} WHERE id % 2000 = 1".encode())
-        seconds, peak_mib = _run(bed, "recover", config, "--yes")
+        seconds, peak_mib = peak_while(bed, "recover", config, "--yes")
         yield _line(table, "recover", rows, seconds, peak_mib, _size(bed, topic) - size)
 
 
@@ -108,7 +108,7 @@ def _write(bed: Bed, table: str, name: str, workers: int, wait_us: int) -> Path:
     return config
 
 
-def _run(bed: Bed, command: str, config: Path, *options: str) -> tuple[float, float]:
+def peak_while(bed: Bed, command: str, config: Path, *options: str) -> tuple[float, float]:
     """Run it to its end; seconds, and the peak of resident memory in MiB.
 
     The peak that wait4 tells is at least that of this program, which starts the other.
