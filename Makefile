@@ -160,7 +160,7 @@ lock: ## pin the dependencies anew (needs uv)
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) requirements/dist.in -o requirements/dist.txt
 	$(COMPILE) -c requirements/build.txt --all-extras pyproject.toml -o requirements/lock.txt
-	$(COMPILE) -c requirements/lock.txt --extra otel --extra openlineage --extra expressions pyproject.toml -o requirements/run.txt
+	$(COMPILE) -c requirements/lock.txt --extra otel --extra openlineage --extra expressions --extra s3 pyproject.toml -o requirements/run.txt
 	$(COMPILE) -c requirements/lock.txt --extra local pyproject.toml -o requirements/local.txt
 
 clean: ## remove environment, caches and builds

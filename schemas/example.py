@@ -12,6 +12,7 @@ from schemas.reference import Key, keys
 
 SECTIONS: Final = (
     *("source", "kafka", "registry", "bridge", "shaping", "snapshot", "failover", "tables"),
+    "claim_check",
     "tracing",
 )
 USUAL: Final = ("source", "kafka", "bridge")
@@ -23,6 +24,7 @@ _EXAMPLES: Final = {
     "kafka.topic_prefix": "bank",
     "kafka.replication_factor": "3",
     "registry.url": "https://registry:8081",
+    "claim_check.uri": "s3://bucket/large-values",
     "bridge.spool_folder": "/var/lib/slotbridge",
     "bridge.http_host": "127.0.0.1",
     "bridge.http_port": "9187",
@@ -50,7 +52,7 @@ def example_file(sections: Iterable[str] = USUAL) -> str:
             optional_depth = None
         if ".NAME." in key.path or optional_depth is not None:
             continue  # told by the section's meaning and by docs/CONFIGURATION.md
-        if key.path == "shaping.outbox":
+        if key.path in ("shaping.annotations", "shaping.outbox"):
             optional_depth = key.depth
             lines += _entry(key._replace(section=False, default="null"))
             continue

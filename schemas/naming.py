@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from schemas.errors import SettingsError
 from schemas.events import legal_topic, own_topics
+from schemas.large_values import LargeValueRule, may_be_large
 from schemas.shaping import ShapingSettings
 
 _ANY: Final = "[A-Za-z0-9._-]+"
@@ -90,6 +91,21 @@ class Naming:
             if table_matches(pattern, schema, table)
             for name in columns
         )
+
+    def large_values(self, schema: str, table: str, column: str) -> LargeValueRule | None:
+        """Return how large values of a column are published, None for as they are."""
+        for tables, columns in self._shaping.large_values.items():
+            if not table_matches(tables, schema, table):
+                continue
+            for of_column, found in columns.items():
+                if column_matches(of_column, column):
+                    return LargeValueRule(found, "*" not in tables + of_column)
+        return None
+
+    def changes_values(self, schema: str, table: str, column: str, type_name: str) -> bool:
+        """Tell whether a column's large values may be published otherwise than they are."""
+        rule = self.large_values(schema, table, column)
+        return rule is not None and may_be_large(type_name)
 
     def key(self, schema: str, table: str) -> tuple[str, ...]:
         """Return the configured columns of a table's message key, () for its primary key."""

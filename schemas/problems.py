@@ -26,6 +26,8 @@ _WORDS_FOR_PATTERN: Final = {
     r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$": "must be lower-case letters, digits, dots or hyphens",
     r"^(https?://[^/\s@]+/?)?$": "must be http://HOST:PORT or https://HOST:PORT, without a path",
     r"^https?://[^\s@,]+$": "must be one URL, https://HOST:PORT, without a user in it",
+    r"^(s3://[a-z0-9][a-z0-9.-]{2,62}(/[^\s/]+)*|file:///\S+)/?$": "must be s3://BUCKET/PREFIX or "
+    "file:///FOLDER",
     r"^[^:]*$": "must not have a colon",
     r"^[A-Za-z0-9_]*$": "must be letters, digits or underscores",
     r"^[0-9]+[mg]$": "must be a number with m or g behind it, such as 2g",

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from schemas.large_values import LargeValueSettings
+
 Operation = Literal["c", "u", "d", "t"]
 DEFAULT_TEMPLATE = "{prefix}.{schema}.{table}"
 POSITION = ("op", "commit_lsn", "seq", "timeline")
@@ -208,6 +210,9 @@ class ShapingSettings(_Part):
     masks: dict[TablePattern, dict[ColumnPattern, MaskSettings]] = {}
     salt: SecretStr = SecretStr("")
     """The secret of `hash`."""
+    large_values: dict[TablePattern, dict[ColumnPattern, LargeValueSettings]] = {}
+    """Table -> column -> limit of its values; the first match applies. With `*` for a
+    column: all columns of a type that can be cut or stored."""
     keys: dict[TablePattern, tuple[str, ...]] = {}
     """The columns of a table's message key, instead of its primary key."""
     skip: dict[TablePattern, tuple[Operation, ...]] = {}
@@ -248,3 +253,9 @@ class ShapingSettings(_Part):
         if not all(self.keys.values()):
             raise ValueError("keys: name at least one column for each table")
         return self
+
+    @property
+    def claims(self) -> bool:
+        """Whether values of some column are stored outside of events."""
+        rules = (rule for columns in self.large_values.values() for rule in columns.values())
+        return any(rule.claim_check_bytes is not None for rule in rules)

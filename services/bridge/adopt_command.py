@@ -127,7 +127,14 @@ def _settings(config: Path | None) -> Settings:
             operation=OPERATION,
             hint="first --write slotbridge.yaml, then --config slotbridge.yaml",
         )
-    return load_settings(config)
+    settings = load_settings(config)
+    if settings.shaping.claims:
+        raise SettingsError(
+            "Debezium's topics have large values, shaping.large_values stores them elsewhere",
+            operation=OPERATION,
+            hint="adopt without claim_check_bytes, then add it and start the bridge",
+        )
+    return settings
 
 
 def _require_none_late(late: list[str]) -> None:

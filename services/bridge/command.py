@@ -18,7 +18,7 @@ from services.bridge.doctor.command import doctor
 from services.bridge.publication.command import publication
 from services.bridge.recover_command import recover, repair_by_itself
 from services.bridge.runner import Runner
-from services.bridge.session_start import SessionSettings
+from services.bridge.session_settings import SessionSettings
 from services.bridge.setup_commands import check_config, docs, examples, init, schema, sql
 from services.bridge.snapshot_command import snapshot
 from services.runtime.access import read_token
@@ -77,6 +77,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
             snapshot=settings.snapshot,
             streaming=settings.bridge.streaming,
             spans=spans,
+            claim_check=settings.claim_check,
         )
         mend = settings.snapshot.mode == "when_needed"
         repair = partial(repair_by_itself, settings) if mend else None

@@ -33,6 +33,8 @@ FAILPOINTS: Final = (
     "skipped",  # the batch lacks events that Kafka has already
     "staged",  # records of a prepared transaction are in the open Kafka transaction
     "decided",  # its events and the removal of its staging are
+    "claim stored",  # a large value is in the object storage, Kafka has nothing that refers to it
+    "claims stored",  # all large values of a Kafka transaction are, which is not committed
     "before kafka commit",
     "committing",  # while another thread waits for Kafka
     "after kafka commit",  # the slot and the origin know nothing of it

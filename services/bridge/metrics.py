@@ -49,6 +49,14 @@ DEAD_LETTERS = Counter(
     "slotbridge_dead_letters_total",
     "Records that Kafka refused and that were committed to <prefix>.dead instead.",
 )
+CLAIM_CHECKS = Counter(
+    "slotbridge_claim_checks_total",
+    "Large values that were stored in the object storage, to which events refer.",
+)
+CLAIM_CHECK_BYTES = Counter(
+    "slotbridge_claim_check_bytes_total",
+    "Bytes of large values that were stored in the object storage.",
+)
 RECONNECTS = Counter(
     "slotbridge_reconnects_total", "Sessions that the bridge has started after its first one."
 )

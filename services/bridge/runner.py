@@ -16,7 +16,8 @@ from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
 from services.bridge.progress.ledger import Position
 from services.bridge.session import Session
-from services.bridge.session_start import SessionSettings, open_session
+from services.bridge.session_settings import SessionSettings
+from services.bridge.session_start import open_session
 from services.bridge.sink.dead_letters import RefusalLearned, Refused
 from services.bridge.sink.markers import TransactionHangs
 from services.bridge.stagnation import Stagnation

@@ -10,7 +10,7 @@ before the server is shown to be the right one.
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -23,9 +23,7 @@ from schemas.events import (
 )
 from schemas.lsn import format_lsn
 from schemas.registry import RegistrySettings
-from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
-from schemas.shaping import ShapingSettings
-from schemas.snapshot import READ_ALL, SnapshotSettings
+from schemas.snapshot import READ_ALL
 from services.bridge import compiled, metrics
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.formats.table_format import Formats, encoders_for
@@ -45,6 +43,8 @@ from services.bridge.recovery.resume_record import NewSlot, Records
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.session import Parts, Session
+from services.bridge.session_settings import SessionSettings
+from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
 from services.bridge.sink.cloud_events import events_of
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.group_commit import GroupCommit
@@ -63,27 +63,7 @@ from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.kafka.schema_registry import SchemaRegistry
 
-if TYPE_CHECKING:
-    from services.runtime.otlp import Spans
-
 logger = structlog.get_logger(__name__)
-
-
-class SessionSettings(NamedTuple):
-    """The settings of a session. `streaming`: large transactions arrive before their commit.
-
-    `rows_since_lsn`: where the first session of this process began, None in that one. `spans`: None
-    while tracing is off.
-    """
-
-    source: SourceSettings
-    kafka: KafkaSettings
-    bridge: BridgeSettings
-    shaping: ShapingSettings
-    snapshot: SnapshotSettings
-    streaming: bool
-    rows_since_lsn: int | None = None
-    spans: "Spans | None" = None
 
 
 class _Agreed(NamedTuple):
@@ -127,6 +107,7 @@ class _Opening:
         self._prefix = self._kafka.topic_prefix
         self._resources = resources
         self._waiting = WhileWaiting()
+        self._claim_checks: ClaimChecks | None = None
 
     def open(self, refused: Refused, settings: RegistrySettings | None) -> Parts:
         """Perform all steps in their order; return the parts of the session."""
@@ -134,6 +115,9 @@ class _Opening:
         if registry is not None:
             self._resources.callback(registry.close)
             registry.require()
+        self._claim_checks = open_claim_checks(self._settings.claim_check, self._settings.shaping)
+        if self._claim_checks is not None:
+            self._resources.callback(self._claim_checks.close)
         primary = self._own_origin()
         topics = Topics(self._kafka, self._settings.shaping, while_waiting=self._waiting)
         topics.prepare()
@@ -270,9 +254,12 @@ class _Opening:
             subject=f"slot {self._slot}",
             schema_topic=schema_topic(self._prefix),
             events_of=events_of(self._kafka, registry.url if registry else "", timeline),
+            claim_checks=self._claim_checks,
         )
         self._resources.callback(group_commit.close)
         liveness = Liveness(primary, ledger, standby_status, heartbeat, group_commit)
+        if self._claim_checks is not None:
+            self._claim_checks.while_waiting = liveness.commit_and_tick
         encoding = self._encoding(primary, topics, registry, timeline)
         snapshot = None
         if self._settings.snapshot.mode != "never":
@@ -316,6 +303,7 @@ class _Opening:
         relations = Relations(
             *(self._prefix, primary, topics.shapes(), shaping, encoders),
             Formats(self._kafka, shaping.naming, encoders, registry, self._waiting),
+            deposit=None if self._claim_checks is None else self._claim_checks.deposit,
             while_waiting=self._waiting,
         )
         envelope = Envelope(

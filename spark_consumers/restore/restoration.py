@@ -7,7 +7,7 @@ after all of them were filled and the triggers that wait for the commit have fir
 
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,7 +45,8 @@ class Restored:
     `rows` is an estimate after a dry run. `columns`: name and type; `as_text`: those that are text
     because the target lacks their type. `lacks_events`: events of the table had been left out.
     `within_snapshot`: a snapshot may have brought rows after the epoch. `left_out`: columns that
-    the table's rule leaves out; `masked`: those that have masks instead of the source's values.
+    the table's rule leaves out; `masked`: those that have masks instead of the source's values;
+    `large`: those whose large values are cut or stored elsewhere.
     """
 
     table: str
@@ -56,6 +57,7 @@ class Restored:
     within_snapshot: bool
     left_out: list[str]
     masked: list[str]
+    large: list[str] = field(default_factory=list)
     filtered: bool = False
     """Whether shaping.filters leaves rows of the source out."""
 
@@ -72,6 +74,11 @@ class Restored:
             notes.append(f"masked, not the source's values: {', '.join(self.masked)}")
         if self.filtered:
             notes.append("without the source's rows that shaping.filters leaves out")
+        if self.large:
+            notes.append(
+                "large values are cut or references, as shaping.large_values says: "
+                + ", ".join(self.large)
+            )
         return "; ".join((f"{self.table}: {self.rows} rows", *notes))
 
 
@@ -270,12 +277,18 @@ class _Restoring:
             seen_lsn > epoch.commit_lsn,
         )
 
-    def _hidden(self, layout: Layout) -> tuple[list[str], list[str]]:
-        """Return the columns that the rule leaves out, and those whose values are masks."""
+    def _hidden(self, layout: Layout) -> tuple[list[str], list[str], list[str]]:
+        """Return the columns that the rule leaves out, that are masked, that have large values."""
         shape = layout.shape
-        there = [shape.columns[field.source_index].name for field in layout.fields]
+        found = [shape.columns[field.source_index] for field in layout.fields]
+        there = [column.name for column in found]
         left_out = [column.name for column in shape.columns if column.name not in there]
-        return left_out, [c for c in there if self._naming.masks(shape.schema, shape.table, c)]
+        naming, table = self._naming, (shape.schema, shape.table)
+        masked = [c for c in there if naming.masks(*table, c)]
+        large = [
+            c.name for c in found if not c.key and naming.changes_values(*table, c.name, c.type)
+        ]
+        return left_out, masked, [c for c in large if c not in masked]
 
     def _shape(self, epoch: EpochRecord, name: str, state: State) -> Shape:
         """Return the table's shape as of the epoch; Kafka tells it if it has changed since."""

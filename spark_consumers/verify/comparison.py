@@ -9,7 +9,7 @@ Both sides become multisets of typed rows in Spark. Rows that are on one side on
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
@@ -38,7 +38,8 @@ class TableComparison:
     """The result of comparing one table.
 
     `columns` says in words how the columns themselves differ; `examples` has keys of rows that
-    differ, as `kind {key}`.
+    differ, as `kind {key}`. `columns_not_judged`: columns that were not compared, as
+    their large values are cut or stored elsewhere.
     """
 
     table: str
@@ -52,6 +53,7 @@ class TableComparison:
     examples: tuple[str, ...] = ()
     not_judged: str = ""
     """Why the rows were not compared; "" if they were."""
+    columns_not_judged: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -65,6 +67,9 @@ class TableComparison:
         counts = f"{self.source_rows} rows at the source, {self.table_rows} in the table"
         found = [f"{getattr(self, kind)} {kind}" for kind in _KINDS if getattr(self, kind)]
         verdict = ", ".join((*found, *self.columns)) or "equal"
+        if self.columns_not_judged:
+            named = ", ".join(self.columns_not_judged)
+            verdict += f", not judged (shaping.large_values): {named}"
         return "\n  ".join((f"{self.table}: {verdict} ({counts})", *self.examples))
 
 
@@ -103,6 +108,7 @@ def verify_tables(
                     _side(configured, existing.get(name), naming.computed(*schema_and_table(name))),
                     published.get(name),
                     examples_max,
+                    naming,
                 )
                 for name in sorted(wanted - (changelogs - set(tables)))
             ]
@@ -164,6 +170,7 @@ def _compare(
     side: _Side,
     published: postgres.PublishedColumns | None,
     examples_max: int,
+    naming: Naming,
 ) -> TableComparison:
     schema, table = schema_and_table(name)
     columns = postgres.source_columns(connection, schema, table)
@@ -171,8 +178,17 @@ def _compare(
         columns = tuple(column for column in columns if column.name in published.columns)
     columns = tuple(column for column in columns if column.name not in side.left_out)
     iceberg, fields, key = side.iceberg, side.types, side.key
+    not_judged = tuple(
+        column.name
+        for column in columns
+        if column.name not in key and naming.changes_values(schema, table, column.name, column.type)
+    )
     problems = _column_problems(columns, fields, side.computed) if iceberg and columns else ()
-    names = [c.name for c in columns if not iceberg or fields.get(c.name) == c.data_type]
+    names = [
+        c.name
+        for c in columns
+        if (not iceberg or fields.get(c.name) == c.data_type) and c.name not in not_judged
+    ]
     if not columns:
         problems = ("no such table at the source",)
         names = list(fields)
@@ -190,9 +206,10 @@ def _compare(
         places = [names.index(column) for column in key if column in names]
         empty = left.limit(0) if right is None else right
         complete = len(places) == len(key)
-        return compared(
+        found = compared(
             name, iceberg, left, empty, names, places if complete else (), examples_max, problems
         )
+        return replace(found, columns_not_judged=not_judged)
 
 
 def compared(

@@ -49,6 +49,7 @@ class Bridge:
         snapshot: dict[str, Any] | None = None,
         formats: Mapping[str, str] | None = None,
         registry: Mapping[str, Any] | None = None,
+        claim_check: Mapping[str, Any] | None = None,
         **bridge: Any,
     ) -> None:
         """`loaded`: by tests.providers.command_server; else by its program, or by `program` if
@@ -84,6 +85,7 @@ class Bridge:
                 **(formats or {}),
             },
             **({"registry": dict(registry)} if registry else {}),
+            **({"claim_check": dict(claim_check)} if claim_check else {}),
             "shaping": shaping or {},
             "snapshot": snapshot or {},
             "bridge": {"heartbeat_interval_ms": 200, "commit_interval_ms": 20, **bridge},

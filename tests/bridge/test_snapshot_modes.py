@@ -16,7 +16,7 @@ from schemas.settings import Settings, SourceSettings
 from schemas.snapshot import SnapshotSettings
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
 from services.bridge.runner import Runner
-from services.bridge.session_start import SessionSettings
+from services.bridge.session_settings import SessionSettings
 from services.bridge.snapshot.progress import plan
 from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold

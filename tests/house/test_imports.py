@@ -39,6 +39,7 @@ ALLOWED = {
     },
 }
 PURE = (
+    "schemas.large_values",
     "schemas.lsn",
     "schemas.naming",
     "schemas.shaping",
@@ -103,6 +104,7 @@ PURE = (
     "services.bridge.events.schema_events",
     "services.bridge.events.row_encoders",
     "services.bridge.events.shaping.expressions",
+    "services.bridge.events.shaping.large_values",
     "services.bridge.events.shaping.masks",
     "services.bridge.events.shaping.outbox",
     "services.bridge.events.shaping.row_rules",
@@ -157,7 +159,7 @@ LAYERS = {
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
         *(("snapshot",), ("repair", "adoption")),
-        ("stagnation", "snapshot_bars"),
+        ("stagnation", "snapshot_bars", "session_settings"),
         *(
             *(("stopped_bridge",), ("liveness",), ("session",), ("session_start",), ("runner",)),
             (

@@ -1,6 +1,7 @@
 """Object storage with the API of S3: moto's server, in a process of its own."""
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,12 +55,13 @@ class ObjectStorage(NamedTuple):
 
 
 @contextlib.contextmanager
-def object_storage(log: Path) -> Iterator[ObjectStorage]:
-    """Start a server with one bucket; it ends with the block."""
+def object_storage(log: Path, **environment: str) -> Iterator[ObjectStorage]:
+    """Start a server with one bucket; it ends with the block. `environment`: more of its own."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
+        whole = {**os.environ, **environment}
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=whole)
     try:
         eventually(
             lambda: process.poll() is not None or not is_free(port),

@@ -20,6 +20,10 @@ RESTORED = Restored(
         ({}, "public.t: 2 rows"),
         ({"left_out": ["a", "b"]}, "public.t: 2 rows; left out by the table's rule: a, b"),
         ({"masked": ["c"]}, "public.t: 2 rows; masked, not the source's values: c"),
+        (
+            {"large": ["d"]},
+            "public.t: 2 rows; large values are cut or references, as shaping.large_values says: d",
+        ),
     ],
 )
 def test_columns_that_are_not_the_sources_are_named(

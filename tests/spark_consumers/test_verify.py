@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from schemas.errors import Retryable
+from schemas.large_values import reference_of
 from spark_consumers.blame import blame
 from spark_consumers.restore.restoration import restore
 from spark_consumers.verify.comparison import TableComparison, verify_tables
@@ -159,3 +160,46 @@ def test_a_source_that_does_not_answer(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline("host=127.0.0.1 port=1 dbname=x connect_timeout=2")
     with pytest.raises(Retryable, match="the source does not answer"):
         verify_tables(pipeline.spark, pipeline.settings)
+
+
+def test_columns_with_large_values_hold_references_and_are_not_judged(
+    pair: Provider,
+    fresh_database: str,
+    kafka: Broker,
+    tmp_path: Path,
+    topic_prefix: str,
+    new_pipeline: NewPipeline,
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    shaping = {"large_values": {"*.*": {"*": {"claim_check_bytes": 100}}}}
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE doc (id text PRIMARY KEY, body text, photo bytea, n int)")
+        bridge = Bridge(
+            *(tmp_path, conninfo, kafka, topic_prefix),
+            shaping=shaping,
+            claim_check={"uri": folder.as_uri()},
+        )
+        try:
+            bridge.start().streaming()
+            connection.execute(
+                "INSERT INTO doc"
+                " VALUES ('a', repeat('x', 200), decode(repeat('00', 200), 'hex'), 1)"
+            )
+            bridge.caught_up()
+            assert bridge.stop() == 0, bridge.output
+        finally:
+            bridge.end()
+        pipeline = new_pipeline(conninfo, publication=f"p_{topic_prefix}", shaping=shaping)
+        assert pipeline.stream()
+        ((_, body, photo, _),) = [tuple(row) for row in pipeline.rows("doc")]
+        references = [reference_of(body.encode()), reference_of(bytes(photo))]
+        names = [reference.sha256 for reference in references if reference]
+        assert [(folder / name).read_bytes() for name in names] == [b"x" * 200, b"\0" * 200]
+        (found,) = verify_tables(pipeline.spark, pipeline.settings)
+        assert found.equal and found.columns_not_judged == ("body", "photo")
+        assert "equal, not judged (shaping.large_values): body, photo" in found.line()
+        connection.execute("UPDATE doc SET n = 2")
+        (found,) = verify_tables(pipeline.spark, pipeline.settings)
+        assert not found.equal, "the other columns are compared"

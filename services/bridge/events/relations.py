@@ -18,6 +18,7 @@ from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, settled
 from services.bridge.events.schema_events import Shapes
+from services.bridge.events.shaping.large_values import Deposit, limits
 from services.bridge.events.shaping.tables import Shaping, TableShaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation
@@ -40,9 +41,11 @@ class Relations:
         encoders: Encoders,
         formats: Formats | None = None,
         *,
+        deposit: Deposit | None = None,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._while_waiting = while_waiting
+        self._deposit = deposit
         self._awaited_xid = 0
         self._encoders = encoders
         self._formats = formats
@@ -70,13 +73,16 @@ class Relations:
             elif relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
                 relation, certain = self._with_primary_key(relation, stamp.xid)
             plan = self._shaping.plan(relation, identity)
+            if not plan.published:
+                return Described(plan, None, certain)
+            self._own(plan, stamp)
+            certain = self._learn_types(plan.relation, stamp.xid) and certain
+            if plan.large_values:
+                found = limits(plan, self._encoders, self._deposit)
+                plan = replace(plan, limits=found)
         except SettingsError as error:
             error.lsn = stamp.commit_lsn
             raise
-        if not plan.published:
-            return Described(plan, None, certain)
-        self._own(plan, stamp)
-        certain = self._learn_types(plan.relation, stamp.xid) and certain
         form = PLAIN if self._formats is None else self._formats.of(plan)
         return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain, form)
 

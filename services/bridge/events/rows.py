@@ -58,6 +58,8 @@ class Table:
         for column in relation.columns:
             encode, unavailable = encoders.of(column.type_oid, column.typmod)
             encode = plan.masks.get(column.name) or encode
+            if column.name in plan.limits:
+                encode = plan.limits[column.name](encode)
             self.columns.append((f"{quoted(column.name)}:", encode, unavailable))
         self._source_indexes = plan.source_indexes
         self._sources = plan.source_indexes or range(len(relation.columns))

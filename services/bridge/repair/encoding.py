@@ -6,6 +6,7 @@ from typing import Final
 from schemas.settings import BridgeSettings
 from services.bridge.events.event import Stamp
 from services.bridge.events.relations import Relations
+from services.bridge.events.shaping.large_values import Deposit
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.repair.repair_events import RepairEvents
@@ -19,8 +20,14 @@ class Encoding:
     """Makes encoders of one run; each knows of the shapes that Kafka has, and of no others."""
 
     def __init__(
-        self, bridge: BridgeSettings, shaping: Shaping, primary: Primary, topics: Topics
+        self,
+        bridge: BridgeSettings,
+        shaping: Shaping,
+        primary: Primary,
+        topics: Topics,
+        deposit: Deposit | None = None,
     ) -> None:
+        self._deposit = deposit
         self._bridge = bridge
         self._shaping = shaping
         self._primary = primary
@@ -34,7 +41,8 @@ class Encoding:
         """
         prefix, now_us = self._topics.prefix, time.time_ns() // 1000
         relations = Relations(
-            prefix, self._primary, self._topics.shapes(), self._shaping, self._encoders
+            *(prefix, self._primary, self._topics.shapes(), self._shaping, self._encoders),
+            deposit=self._deposit,
         )
         encoder = RepairEvents(
             *(prefix, self._primary.server.database, self._primary.server.timeline),

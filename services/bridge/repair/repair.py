@@ -44,6 +44,7 @@ from services.bridge.repair.compared_tables import ComparedTables
 from services.bridge.repair.diagnosis import OPERATION, Diagnosis, Unjudged
 from services.bridge.repair.encoding import Encoding
 from services.bridge.repair.scope import Scope, require_all_published, scope_of
+from services.bridge.sink.claim_checks import open_claim_checks
 from services.bridge.sink.dead_letters import OneOrigin, Origin, RefusalLearned, Refused
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
@@ -103,9 +104,15 @@ class Repair:
             sql_deadline_ms=self._bridge.sql_deadline_ms,
             while_waiting=while_waiting,
         )
+        self._claim_checks = open_claim_checks(settings.claim_check, settings.shaping)
+        deposit = None
+        if self._claim_checks is not None:
+            self._claim_checks.while_waiting = while_waiting
+            deposit = self._claim_checks.deposit
         files = f"slotbridge-{self._kafka.topic_prefix}-{self._source.slot}"
         self._tables = ComparedTables(
-            *(topics, self._shaping, Encoding(self._bridge, self._shaping, primary, topics)),
+            *(topics, self._shaping),
+            Encoding(self._bridge, self._shaping, primary, topics, deposit),
             self._baseline,
             self._bridge.spool_folder / files,
             while_waiting,
@@ -124,6 +131,8 @@ class Repair:
         """End the connections, and remove the files."""
         self._baseline.close()
         self._tables.close()
+        if self._claim_checks is not None:
+            self._claim_checks.close()
 
     def run(self) -> RecoveryRecord:
         """Perform the repair; return what was done. Raise SlotbridgeError."""
@@ -282,6 +291,8 @@ class Repair:
                 waiting = []
         producer.send(waiting, origins)
         reach("recover sent")
+        if self._claim_checks is not None:
+            self._claim_checks.require_stored()
         producer.commit(
             self._record(seen, Position(self._baseline.commit_lsn, self._baseline.lsn, 0))
         )

@@ -28,6 +28,7 @@ from services.bridge.failpoints import reach
 from services.bridge.progress.ledger import Ledger, Position
 from services.bridge.sink import row_tally
 from services.bridge.sink.batch_queue import Waiting
+from services.bridge.sink.claim_checks import ClaimChecks
 from services.bridge.sink.cloud_events import EventsOf
 from services.bridge.sink.dead_letters import Origins, RefusalLearned
 from services.bridge.sink.transactional_producer import TransactionalProducer
@@ -60,7 +61,7 @@ class GroupCommit:
 
     `record_of` makes the progress record of a position, with a transaction's counts so far;
     `record` is the one that the session resumes from. `wakes` is readable after a commit.
-    `events_of`: a batch's events as they are sent.
+    `events_of`: a batch's events as they are sent. `claim_checks`: the large values of these.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class GroupCommit:
         subject: str,
         schema_topic: str,
         events_of: EventsOf,
+        claim_checks: ClaimChecks | None = None,
     ) -> None:
         self._producer = producer
+        self._claim_checks = claim_checks
         self._bytes_max = bridge.commit_bytes_max
         self._age_max_s = bridge.commit_interval_ms / 1000
         self._standby_status = standby_status
@@ -187,6 +190,8 @@ class GroupCommit:
 
     def close(self) -> None:
         """End all work. A commit in progress may or may not succeed; `failure` tells its error."""
+        if self._claim_checks is not None:
+            self._claim_checks.cancel()
         self._producer.cancel()
         self._pool.shutdown(wait=True)
         if self._committing is not None:
@@ -261,10 +266,17 @@ class GroupCommit:
         self._producer.begin()
         started = time.monotonic()
         reach("before kafka commit")
-        done = self._pool.submit(self._producer.commit, record)
+        done = self._pool.submit(self._commit, record)
         self._committing = Commit(done, record, started)
         done.add_done_callback(self._wake)
         reach("committing")
+
+    def _commit(self, record: ProgressRecord) -> None:
+        """Commit, once everything is stored that events refer to. Runs in the other thread."""
+        if self._claim_checks is not None:
+            self._claim_checks.require_stored()
+            reach("claims stored")
+        self._producer.commit(record)
 
     def _commit_at(self, lsn: int) -> dict[str, int]:
         """Return a progress record's fields about the commit at `lsn`.

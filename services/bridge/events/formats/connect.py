@@ -10,10 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from schemas.events import UNAVAILABLE
+from schemas.large_values import LargeValueSettings
 
 Schema = Mapping[str, Any]
 SEMANTIC: Final = "io.debezium.data"
 TIME: Final = "io.debezium.time"
+LARGE_VALUES: Final = "__slotbridge.large_values"
+"""Parameter of a column's schema: `claim_check` or `truncate`."""
 ENUM: Final = f"{SEMANTIC}.Enum"
 DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 _DOCS: Final = {
@@ -80,6 +83,12 @@ def without_labels(schema: Schema) -> Schema:
     if schema["type"] == "array":
         return {**schema, "items": without_labels(schema["items"])}
     return kept if schema.get("name") == ENUM else schema
+
+
+def with_large_values(schema: Schema, settings: LargeValueSettings) -> Schema:
+    """Return `schema` with a parameter that says what becomes of large values."""
+    what = "claim_check" if settings.truncate_bytes is None else "truncate"
+    return {**schema, "parameters": {**schema.get("parameters", {}), LARGE_VALUES: what}}
 
 
 def decimal(scale: int, precision: int = 0) -> Schema:

@@ -129,6 +129,8 @@ class Formats:
                 keys[column.name] = schema_of_key if may_lack_key else needed
                 if not (may_lack_key or may_be_truncated):
                     schema = connect.needed(schema)
+            if column.name in plan.limits:
+                schema = connect.with_large_values(schema, plan.large_values[column.name].settings)
             columns[column.name] = schema
         topic = plan.topic.name
         key, key_affixes = self._part(self._key, connect.key(name, keys), topic, "key")

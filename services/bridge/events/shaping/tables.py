@@ -3,11 +3,12 @@
 relation, as the server describes it -> with_key -> plan: the relation as it is published
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from schemas.errors import SettingsError
+from schemas.large_values import LargeValueRule
 from schemas.naming import Naming, TableTopic, column_matches, table_matches
 from schemas.shaping import FlatSettings, MaskSettings, ShapingSettings, field_name
 from services.bridge.events.fields import DELETED, chosen
@@ -20,6 +21,8 @@ from services.bridge.pgoutput.messages import Relation, RelationColumn
 
 TEXT_OID: Final = 25
 _ALL: Final = frozenset("cudt")
+Limit = Callable[[Encode], Encode]
+"""Makes the encoder of a column with large values of its usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class TableShaping:
 
     `relation` has the published columns alone, masked ones as text; `source_indexes` tells where
     those stand in the server's rows, with the computed columns behind (`rules`), None when all are
-    published; `masks` are by column name.
+    published; `masks`, `large_values` and, once types are known, `limits` are by column name.
     """
 
     relation: Relation
@@ -40,6 +43,8 @@ class TableShaping:
     flat: FlatSettings | None = None
     skips_unchanged: bool = False
     rules: RowRules | None = None
+    large_values: Mapping[str, LargeValueRule] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
 
     @property
     def published(self) -> bool:
@@ -136,6 +141,12 @@ class Shaping:
                 table_matches(p, schema, table) for p in self._settings.skip_unchanged
             ),
             rules=rules,
+            large_values={
+                column.name: rule
+                for column in columns
+                if column.name not in masks
+                and (rule := self.naming.large_values(schema, table, column.name)) is not None
+            },
         )
 
     def _rules(self, relation: Relation, identity: Collection[str] | None) -> RowRules | None:
@@ -190,6 +201,9 @@ class Shaping:
             if not any(table_matches(pattern, *table) for table in tables):
                 yield f"{key}: {pattern}"
         of_columns = [("masks", p, c) for p, masks in settings.masks.items() for c in masks]
+        of_columns += [
+            ("large_values", p, c) for p, found in settings.large_values.items() for c in found
+        ]
         of_columns += [
             ("columns", p, c) for p, s in settings.columns.items() for c in s.include + s.exclude
         ]

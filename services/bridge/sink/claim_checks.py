@@ -1,0 +1,185 @@
+"""Large values on their way to the object storage: stored before Kafka commits who refers to them.
+
+    deposit          in the session's thread, while a row is encoded: the value is handed over
+    (upload)         in threads; a storage that fails is tried again until the deadline
+    require_stored   before the commit to Kafka: all that was deposited is stored
+
+A value that waits takes memory, so that `deposit` waits, too, once there is too much. A crash
+between the two leaves an object that nothing refers to, under the name that the next session uses.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from schemas.errors import Retryable, SettingsError, SlotbridgeError
+from schemas.large_values import ClaimCheckSettings, Reference, sha256
+from schemas.shaping import ShapingSettings
+from services.bridge import metrics
+from services.bridge.failpoints import reach
+from services.bridge.sink.object_storage import OPERATION, ObjectStorage, object_storage
+
+logger = structlog.get_logger(__name__)
+_PAUSE_S: Final = 0.5
+_LOOK_S: Final = 0.1
+_KNOWN_S: Final = 600.0
+"""For how long an object that was stored is not written again."""
+_KNOWN_MAX: Final = 10_000
+
+
+class ClaimChecks:
+    """The large values of one session. `deposit` is for one thread, `require_stored` for any."""
+
+    def __init__(
+        self,
+        settings: ClaimCheckSettings,
+        storage: ObjectStorage | None = None,
+    ) -> None:
+        self._storage = storage or object_storage(settings)
+        self.while_waiting: Callable[[], None] = lambda: None
+        """What `deposit` calls while it waits."""
+        self._deadline_s = settings.deadline_ms / 1000
+        self._bytes_max = settings.memory_bytes_max
+        self._pool = ThreadPoolExecutor(settings.connections, thread_name_prefix="claim-check")
+        self._changed = threading.Condition()
+        self._pending: dict[str, int] = {}
+        """Name -> size of values that are not stored yet."""
+        self._bytes = 0
+        self._known: OrderedDict[str, float] = OrderedDict()
+        self._failure: SlotbridgeError | None = None
+        self._cancelled = threading.Event()
+
+    def require(self) -> None:
+        """Store an empty object, to check that the storage takes one. Raise SlotbridgeError."""
+        self._storage.put(sha256(b""), b"")
+
+    def deposit(self, data: bytes) -> Reference:
+        """Hand a value over. Wait while too many bytes wait for the storage; raise what it says."""
+        name, size = sha256(data), len(data)
+        while not self._take(name, size, data):
+            self.while_waiting()
+        return Reference(self._storage.uri(name), size, name)
+
+    def _take(self, name: str, size: int, data: bytes) -> bool:
+        """Take a value, if it is not known and there is room; return False after a short wait."""
+        with self._changed:
+            self._raise_failure()
+            if name in self._pending or self._is_known(name):
+                return True
+            if self._bytes and self._bytes + size > self._bytes_max:
+                self._changed.wait(_LOOK_S)
+                return False
+            self._pending[name] = size
+            self._bytes += size
+            self._pool.submit(self._upload, name, data)
+            return True
+
+    def require_stored(self) -> None:
+        """Return once all values that were deposited before are stored. Raise what prevents it."""
+        with self._changed:
+            awaited = set(self._pending)
+            while self._failure is None and not awaited.isdisjoint(self._pending):
+                self._changed.wait(_LOOK_S)
+            self._raise_failure()
+
+    def cancel(self) -> None:
+        """Let uploads and whoever waits for them give up."""
+        self._cancelled.set()
+        self._fail(_given_up())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """End all work; an upload that is under way may or may not succeed."""
+        self.cancel()
+        self._storage.close()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, failure: SlotbridgeError) -> None:
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def _is_known(self, name: str) -> bool:
+        stored = self._known.get(name)
+        return stored is not None and time.monotonic() - stored < _KNOWN_S
+
+    def _upload(self, name: str, data: bytes) -> None:
+        """Store one value, in a thread of the pool."""
+        try:
+            self._put(name, data)
+        except SlotbridgeError as error:
+            self._fail(error)
+            return
+        except Exception as error:
+            logger.exception("a large value could not be stored")
+            self._fail(
+                SlotbridgeError(
+                    f"a large value could not be stored ({type(error).__name__})",
+                    operation=OPERATION,
+                    subject=self._storage.uri(name),
+                    hint="report this with the log",
+                )
+            )
+            return
+        reach("claim stored")
+        metrics.CLAIM_CHECKS.inc()
+        metrics.CLAIM_CHECK_BYTES.inc(len(data))
+        with self._changed:
+            self._bytes -= self._pending.pop(name)
+            self._known[name] = time.monotonic()
+            self._known.move_to_end(name)
+            if len(self._known) > _KNOWN_MAX:
+                self._known.popitem(last=False)
+            self._changed.notify_all()
+
+    def _put(self, name: str, data: bytes) -> None:
+        deadline = time.monotonic() + self._deadline_s
+        told = False
+        while True:
+            try:
+                self._storage.put(name, data)
+            except Retryable as error:
+                if time.monotonic() > deadline or self._cancelled.wait(_PAUSE_S):
+                    raise
+                if not told:
+                    told = True
+                    logger.warning("waiting for the object storage", reason=str(error))
+            else:
+                return
+
+
+def open_claim_checks(
+    settings: ClaimCheckSettings | None, shaping: ShapingSettings
+) -> ClaimChecks | None:
+    """Return where large values go, None if none do. Raise SlotbridgeError where it takes none."""
+    if not shaping.claims:
+        return None
+    if settings is None:
+        raise SettingsError(
+            "the section `claim_check` is missing, which says where large values are stored",
+            operation=OPERATION,
+            hint="add claim_check.uri, or leave claim_check_bytes out of shaping.large_values",
+        )
+    found = ClaimChecks(settings)
+    try:
+        found.require()
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _given_up() -> Retryable:
+    return Retryable(
+        "the session ends before large values are stored",
+        operation=OPERATION,
+        hint="nothing to do: the next session stores them",
+    )

@@ -1,0 +1,324 @@
+"""Large values through a running bridge: stored in S3 or a folder before Kafka refers to them."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.serialization import MessageField
+
+from schemas.errors import ExitCode
+from schemas.large_values import Reference, reference_of, truncation_of
+from services.bridge import failpoints
+from services.demo.copies import committed
+from tests.bridge.conftest import NewBridge
+from tests.bridge.running import Bridge
+from tests.bridge.test_schema_registry import PARTS, READERS
+from tests.providers.interface import Provider
+from tests.providers.proxy import Proxy
+from tests.providers.registry import registry
+from tests.providers.waiting import eventually
+from tests.spark_consumers.object_storage import KEY, REGION, SECRET, ObjectStorage, object_storage
+
+LARGE = 1_000
+CLAIMS = {"large_values": {"*.*": {"*": {"claim_check_bytes": LARGE}}}}
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def storage(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+    with object_storage(tmp_path_factory.mktemp("s3") / "moto.log") as found:
+        yield found
+
+
+def section(found: ObjectStorage, prefix: str, **more: Any) -> dict[str, Any]:
+    """The settings of a bridge's storage."""
+    return {
+        "uri": f"s3://{found.bucket}/{prefix}",
+        "endpoint_url": found.endpoint,
+        "region": REGION,
+        "access_key_id": KEY,
+        "secret_access_key": SECRET,
+        **more,
+    }
+
+
+@pytest.fixture
+def source(pair: Provider, fresh_database: str) -> Iterator[tuple[str, Run]]:
+    """A database with a table, and what runs statements in it, each a transaction."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+
+        def run(*statements: str) -> None:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+        run(
+            "CREATE TABLE doc (id text PRIMARY KEY, body text, photo bytea, facts jsonb, n int)",
+            "ALTER TABLE doc REPLICA IDENTITY FULL",
+        )
+        yield conninfo, run
+
+
+def stored(found: ObjectStorage, reference: Reference) -> bytes:
+    """The object of a reference, which must be what it says."""
+    parts = urlsplit(reference.uri)
+    answer = found.client().get_object(Bucket=parts.netloc, Key=parts.path.lstrip("/"))
+    data: bytes = answer["Body"].read()
+    assert len(data) == reference.size_bytes
+    assert hashlib.sha256(data).hexdigest() == reference.sha256
+    assert reference.uri.endswith(f"/{reference.sha256}")
+    return data
+
+
+def whole(found: ObjectStorage, value: str | None) -> str | None:
+    """The text that a column had."""
+    reference = None if value is None else reference_of(value.encode())
+    return value if reference is None else stored(found, reference).decode()
+
+
+def test_rows_of_a_snapshot_and_changes_refer_to_what_is_stored(
+    source: tuple[str, Run], new_bridge: NewBridge, storage: ObjectStorage, topic_prefix: str
+) -> None:
+    conninfo, run = source
+    key = "k" * (LARGE + 1)
+    run(
+        f"INSERT INTO doc VALUES ('{key}', repeat('ä', 600), decode(repeat('00ff', 800), 'hex'),"
+        " jsonb_build_object('a', repeat('x', 2000)), 1)"
+    )
+    bridge = new_bridge(
+        conninfo,
+        shaping=CLAIMS,
+        snapshot={"mode": "initial"},
+        claim_check=section(storage, topic_prefix),
+    )
+    bridge.start().streaming()
+    eventually(
+        lambda: (
+            f"{topic_prefix}.public.doc" in bridge.topics()
+            and any(e["op"] == "r" for e in bridge.events("doc"))
+        ),
+        what="the row of the snapshot",
+    )
+    run(
+        "INSERT INTO doc VALUES ('small', 'body', '\\x00ff', '{}', 2)",
+        "INSERT INTO doc VALUES ('odd', '{\"__slotbridge_claim_check\": 1}', NULL, NULL, 3)",
+        "UPDATE doc SET body = repeat('b', 3000) WHERE n = 1",
+        "DELETE FROM doc WHERE n = 1",
+    )
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    events = list(bridge.events("doc"))
+    of_key = [e for e in events if (e["after"] or e["before"])["id"] == key]
+    assert [e["op"] for e in of_key] == ["r", "u", "d"], "large keys stay whole"
+    first = of_key[0]["after"]
+    assert whole(storage, first["body"]) == "ä" * 600
+    photo = reference_of(base64.b64decode(first["photo"]))
+    assert photo is not None and stored(storage, photo) == b"\0\xff" * 800
+    facts = reference_of(first["facts"].encode())
+    assert facts is not None and json.loads(stored(storage, facts)) == {"a": "x" * 2000}
+    assert of_key[1]["before"] == first, "the old row refers to the same objects"
+    assert whole(storage, of_key[1]["after"]["body"]) == "b" * 3000
+    assert of_key[2]["before"] == of_key[1]["after"]
+    (small,) = [e["after"] for e in events if e["after"] and e["after"]["id"] == "small"]
+    assert (small["body"], small["facts"]) == ("body", "{}")
+    (odd,) = [e["after"] for e in events if e["after"] and e["after"]["id"] == "odd"]
+    assert whole(storage, odd["body"]) == '{"__slotbridge_claim_check": 1}'
+    assert SECRET not in bridge.output
+
+
+def test_every_format_has_the_reference_and_its_schema_says_so(
+    source: tuple[str, Run],
+    new_bridge: NewBridge,
+    storage: ObjectStorage,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    conninfo, run = source
+    forms = ("avro", "json_schema", "protobuf", "json_schema_envelope")
+    rules = {"public.doc": {"body": {"truncate_bytes": 5}, "photo": {"claim_check_bytes": LARGE}}}
+    with registry(tmp_path) as found, SchemaRegistryClient({"url": found.url}) as client:
+        bridges: dict[str, Bridge] = {}
+        for form in forms:
+            bridges[form] = new_bridge(
+                conninfo,
+                prefix=f"{topic_prefix}_{form[:6].strip('_')}{len(form)}",
+                shaping={"large_values": rules},
+                claim_check=section(storage, topic_prefix),
+                formats=dict.fromkeys(PARTS, form),
+                registry={"url": found.url},
+            ).start()
+        for bridge in bridges.values():
+            bridge.streaming()
+        run(
+            "INSERT INTO doc VALUES ('1', 'größer als', decode(repeat('00ff', 800), 'hex'), '1', 1)"
+        )
+        for form, bridge in bridges.items():
+            bridge.caught_up()
+            assert bridge.stop() == 0, bridge.output
+            topic = f"{bridge.prefix}.public.doc"
+            ((_, _, value),) = committed(bridge.kafka.bootstrap_servers, topic)
+            assert value is not None
+            if form == "json_schema_envelope":
+                document = json.loads(value)
+                after, schema = document["payload"]["after"], json.dumps(document["schema"])
+            else:
+                after = READERS[form](client)(value, topic, MessageField.VALUE)["after"]
+                schema = client.get_schema(int.from_bytes(value[1:5], "big")).schema_str or ""
+            cut = truncation_of(after["body"].encode())
+            assert cut is not None and cut.kept.decode() == "grö" and cut.size_bytes == 12
+            photo = after["photo"]
+            photo = base64.b64decode(photo) if isinstance(photo, str) else photo
+            reference = reference_of(photo)
+            assert reference is not None and stored(storage, reference) == b"\0\xff" * 800
+            if form != "protobuf":
+                for what in ("claim_check", "truncate"):
+                    assert f'"__slotbridge.large_values": "{what}"' in schema.replace('":"', '": "')
+
+
+@pytest.mark.parametrize("place", ["claim stored", "claims stored", "before kafka commit"])
+def test_a_kill_between_upload_and_commit_loses_and_repeats_nothing(
+    source: tuple[str, Run],
+    new_bridge: NewBridge,
+    storage: ObjectStorage,
+    topic_prefix: str,
+    place: str,
+) -> None:
+    conninfo, run = source
+    bridge = new_bridge(conninfo, shaping=CLAIMS, claim_check=section(storage, topic_prefix))
+    bridge.start(**{failpoints.VARIABLE: f"{place}:3"}).streaming()
+    for number in range(12):
+        run(f"INSERT INTO doc VALUES ('{number}', repeat('{number}', 2000), NULL, NULL, {number})")
+    assert bridge.exit_code() == -signal.SIGKILL
+    before = set(storage.names())
+    bridge.start().streaming()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    found = {e["after"]["n"]: whole(storage, e["after"]["body"]) for e in bridge.events("doc")}
+    assert found == {number: str(number) * 2000 for number in range(12)}
+    assert set(bridge.identities("doc").values()) == {1}
+    assert before <= set(storage.names())
+    names = [name for name in storage.names() if name.startswith(f"{topic_prefix}/")]
+    assert len(names) == 13, "twelve values, and the empty one that a start stores"
+
+
+def test_a_storage_that_is_cut_off_is_waited_for(
+    source: tuple[str, Run], new_bridge: NewBridge, storage: ObjectStorage, topic_prefix: str
+) -> None:
+    """The server is answered meanwhile; sessions end and begin, and nothing is lost."""
+    conninfo, run = source
+    proxy = Proxy(urlsplit(storage.endpoint).port or 0)
+    away = storage._replace(endpoint=f"http://127.0.0.1:{proxy.port}")
+    bridge = new_bridge(
+        conninfo,
+        shaping=CLAIMS,
+        claim_check=section(away, topic_prefix, deadline_ms=1_000),
+        wal_sender_timeout_ms=5_000,
+    )
+    try:
+        bridge.start().streaming()
+        run("INSERT INTO doc VALUES ('0', repeat('0', 2000), NULL, NULL, 0)")
+        bridge.caught_up()
+        proxy.cut()
+        run("INSERT INTO doc VALUES ('1', repeat('1', 2000), NULL, NULL, 1)")
+        eventually(
+            lambda: "the object storage does not take an object" in bridge.output,
+            what="the session ends",
+        )
+        run("INSERT INTO doc VALUES ('2', 'small', NULL, NULL, 2)")
+        assert [e["after"]["n"] for e in bridge.events("doc")] == [0]
+        assert bridge.running
+        proxy.heal()
+        bridge.caught_up()
+        proxy.stall()
+        run("INSERT INTO doc VALUES ('3', repeat('3', 2000), NULL, NULL, 3)")
+        eventually(
+            lambda: (
+                bridge.output.count("waiting for the object storage") >= 2
+                or bridge.output.count("does not take an object") >= 2
+            ),
+            what="the stalled storage is noticed",
+            timeout_s=120,
+        )
+        proxy.heal()
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+    finally:
+        proxy.close()
+    found = {e["after"]["n"]: whole(storage, e["after"]["body"]) for e in bridge.events("doc")}
+    assert found == {0: "0" * 2000, 1: "1" * 2000, 2: "small", 3: "3" * 2000}
+    assert set(bridge.identities("doc").values()) == {1}
+    assert "terminating walsender" not in bridge.output
+
+
+def test_a_large_transaction_of_large_values_in_bounded_memory(
+    source: tuple[str, Run], new_bridge: NewBridge, storage: ObjectStorage, topic_prefix: str
+) -> None:
+    """Values of 100 MB altogether, of which 4 MiB wait in memory."""
+    conninfo, run = source
+    bridge = new_bridge(
+        conninfo,
+        shaping=CLAIMS,
+        claim_check=section(storage, topic_prefix, memory_bytes_max=4 * 2**20),
+        loaded=False,
+        spool_memory_bytes_max=2**20,
+    )
+    bridge.start().streaming()
+    status = Path(f"/proc/{bridge.pid}/status")
+    before = peak_bytes(status)
+    run(
+        "INSERT INTO doc SELECT n, repeat(md5(n::text), 16000), NULL, NULL, n"
+        " FROM generate_series(1, 200) n"
+    )
+    bridge.caught_up()
+    grown = peak_bytes(status) - before
+    assert bridge.stop() == 0, bridge.output
+    found = [whole(storage, e["after"]["body"]) for e in bridge.events("doc")]
+    assert sorted(map(str, found)) == sorted(
+        hashlib.md5(str(n).encode()).hexdigest() * 16000 for n in range(1, 201)
+    )
+    assert grown < 64 * 2**20, f"{grown >> 20} MiB more"
+
+
+def peak_bytes(status: Path) -> int:
+    """The most memory that a process has had."""
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def test_what_an_operator_must_mend_ends_in_an_exit_code(
+    source: tuple[str, Run],
+    new_bridge: NewBridge,
+    storage: ObjectStorage,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    conninfo, _ = source
+
+    def run(**more: Any) -> Bridge:
+        settings = {**section(storage, topic_prefix), **more}
+        made = new_bridge(conninfo, shaping=CLAIMS, claim_check=settings, connect_deadline_ms=2_000)
+        return made.start()
+
+    with object_storage(tmp_path / "moto.log", INITIAL_NO_AUTH_ACTION_COUNT="1") as strict:
+        denied = run(endpoint_url=strict.endpoint)
+        assert denied.exit_code() == ExitCode.PRIVILEGE_MISSING, denied.output
+    assert "claim_check.secret_access_key" in denied.output and SECRET not in denied.output
+    absent = run(uri="s3://nowhere/x")
+    assert absent.exit_code() == ExitCode.SERVER_SETTING, absent.output
+    assert "make the bucket" in absent.output
+    folder = run(uri=f"file://{tmp_path}/missing")
+    assert folder.exit_code() == ExitCode.SERVER_SETTING, folder.output
+    with contextlib.closing(Proxy()) as nowhere:
+        gone = run(endpoint_url=f"http://127.0.0.1:{nowhere.port}")
+        nowhere.cut()
+        assert gone.exit_code(120) == ExitCode.STORAGE_UNREACHABLE, gone.output
+    assert "check that the storage runs" in gone.output

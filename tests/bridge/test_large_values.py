@@ -1,0 +1,268 @@
+"""Large values without servers: what events have instead, and how they wait for a storage."""
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from schemas.errors import ExitCode, Retryable, SettingsError, SetupError, SlotbridgeError
+from schemas.large_values import (
+    ClaimCheckSettings,
+    Reference,
+    reference_of,
+    reference_text,
+    sha256,
+    truncated,
+    truncation_of,
+)
+from schemas.shaping import ShapingSettings
+from services.bridge.events.rows import Table
+from services.bridge.events.shaping.large_values import limits
+from services.bridge.events.shaping.tables import Shaping, TableShaping
+from services.bridge.events.transaction_texts import Counter
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.pgoutput.messages import UNCHANGED, Relation, RelationColumn
+from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
+from services.bridge.sink.object_storage import Folder, unreachable
+from tests.providers.waiting import eventually
+
+TEXT, BYTEA, JSONB, INTEGER, TEXTS = 25, 17, 3802, 23, 1009
+SETTINGS = ClaimCheckSettings(uri="file:///nowhere", deadline_ms=1_000, memory_bytes_max=2**20)
+
+
+class Stored:
+    """A storage in memory; `error`: what it raises instead, `gate`: what it waits for."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.error: SlotbridgeError | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def uri(self, name: str) -> str:
+        return f"file:///there/{name}"
+
+    def put(self, name: str, data: bytes) -> None:
+        self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.objects[name] = data
+
+    def close(self) -> None:
+        self.gate.set()
+
+
+def relation(*types: int, key: bool = True) -> Relation:
+    columns = [RelationColumn(f"c{n}", kind, -1, n == 0 and key) for n, kind in enumerate(types)]
+    return Relation(7, "public", "t", "f", tuple(columns))
+
+
+def planned(rules: dict[str, Any], described: Relation) -> TableShaping:
+    return Shaping(ShapingSettings.model_validate({"large_values": rules}), "p").plan(described)
+
+
+def row(rule: dict[str, int], kind: int, value: bytes, store: Stored) -> Any:
+    """The published form of one value."""
+
+    def deposit(data: bytes) -> Reference:
+        store.put(sha256(data), data)
+        return Reference(store.uri(sha256(data)), len(data), sha256(data))
+
+    plan = planned({"public.t": {"c1": rule}}, relation(INTEGER, kind))
+    encoders = Encoders()
+    object.__setattr__(plan, "limits", limits(plan, encoders, deposit))
+    table = Table(plan, Counter("public.t", '"public.t"'), encoders)
+    return json.loads(table.row([b"1", value]))["c1"]
+
+
+looks = st.sampled_from(
+    [
+        reference_text(Reference("s3://x/y", 3, "0" * 64)).decode(),
+        ' { "__slotbridge_claim_check" : 1}',
+        truncated(b"ab", b"abc").decode(),
+        truncated(b"", b"").decode(),
+        "",
+    ]
+)
+texts = st.builds(
+    lambda a, look, b: a + look + b,
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20),
+    looks,
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20),
+)
+
+
+@given(texts, st.integers(0, 30))
+def test_a_claimed_text_is_found_by_its_reference_and_no_other_text_looks_like_one(
+    text: str, bytes_max: int
+) -> None:
+    store, data = Stored(), text.encode()
+    published = row({"claim_check_bytes": bytes_max}, TEXT, data, store).encode()
+    found = reference_of(published)
+    if found is None:
+        assert published == data and len(data) <= bytes_max
+        return
+    assert store.objects == {found.sha256: data}
+    assert (found.uri, found.size_bytes) == (store.uri(found.sha256), len(data))
+    assert found.sha256 == hashlib.sha256(data).hexdigest()
+
+
+@given(texts, st.integers(0, 30))
+def test_a_cut_text_ends_at_a_character_and_no_whole_text_looks_cut(
+    text: str, bytes_max: int
+) -> None:
+    data = text.encode()
+    published = row({"truncate_bytes": bytes_max}, TEXT, data, Stored())
+    found = truncation_of(published.encode())
+    if found is None:
+        assert published == text and len(data) <= bytes_max
+        return
+    assert data.startswith(found.kept) and found.size_bytes == len(data)
+    assert found.sha256 == sha256(data)
+    assert len(found.kept) <= max(bytes_max, 0) or found.kept == data
+    if found.kept != data:
+        assert len(data) > bytes_max >= len(found.kept) > bytes_max - 4
+
+
+@given(st.binary(max_size=40), st.integers(0, 30))
+def test_bytea_is_stored_and_cut_as_bytes(data: bytes, bytes_max: int) -> None:
+    import base64
+
+    store, text = Stored(), b"\\x" + data.hex().encode()
+    claimed = base64.b64decode(row({"claim_check_bytes": bytes_max}, BYTEA, text, store))
+    found = reference_of(claimed)
+    assert (found is None) == (len(data) <= bytes_max)
+    assert claimed == data if found is None else store.objects[found.sha256] == data
+    cut = base64.b64decode(row({"truncate_bytes": bytes_max}, BYTEA, text, store))
+    told = truncation_of(cut)
+    assert cut == data if told is None else told.kept == data[:bytes_max]
+
+
+def test_keys_nulls_and_values_that_the_wal_lacks_stay_as_they_are() -> None:
+    plan = planned({"public.*": {"*": {"claim_check_bytes": 0}}}, relation(TEXT, TEXT, INTEGER))
+    made = limits(plan, Encoders(), lambda data: Reference("file:///x", len(data), sha256(data)))
+    assert made.keys() == {"c1"}
+    object.__setattr__(plan, "limits", made)
+    table = Table(plan, Counter("public.t", '"public.t"'), Encoders())
+    assert json.loads(table.row([b"key", None, b"5"])) == {"c0": "key", "c1": None, "c2": 5}
+    assert '"__debezium_unavailable_value"' in table.row([b"key", UNCHANGED, b"5"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "key", "words"),
+    [
+        ({"truncate_bytes": 9}, JSONB, False, "jsonb that is cut"),
+        ({"claim_check_bytes": 9}, INTEGER, False, "its type is none of"),
+        ({"claim_check_bytes": 9}, TEXTS, False, "its type is none of"),
+        ({"claim_check_bytes": 9}, TEXT, True, "part of the key"),
+    ],
+)
+def test_a_column_that_can_not_have_them_is_refused_by_its_name_alone(
+    rule: dict[str, int], kind: int, key: bool, words: str
+) -> None:
+    described = relation(kind, TEXT, key=key)
+    named = planned({"public.t": {"c0": rule}}, described)
+    with pytest.raises(SettingsError, match=words):
+        limits(named, Encoders(), lambda _: Reference("", 0, ""))
+    everywhere = planned({"*.*": {"*": rule}}, described)
+    assert limits(everywhere, Encoders(), lambda _: Reference("", 0, "")).keys() == {"c1"}
+
+
+def test_settings_that_can_not_work_are_refused() -> None:
+    kinds: list[dict[str, int]] = [{}, {"truncate_bytes": 1, "claim_check_bytes": 1}]
+    for both in kinds:
+        with pytest.raises(ValidationError, match="exactly one"):
+            ShapingSettings.model_validate({"large_values": {"a.b": {"c": both}}})
+    claims = {"large_values": {"a.b": {"c": {"claim_check_bytes": 1}}}}
+    with pytest.raises(SettingsError, match=r"claim_check"):
+        open_claim_checks(None, ShapingSettings.model_validate(claims))
+    assert open_claim_checks(SETTINGS, ShapingSettings()) is None
+    for uri in ("http://x/y", "s3:/x", "file://host/x", "s3://Bucket"):
+        with pytest.raises(ValidationError, match="uri"):
+            ClaimCheckSettings(uri=uri)
+
+
+def test_values_wait_for_the_storage_up_to_a_bound_and_are_stored_once() -> None:
+    store, waited = Stored(), threading.Event()
+    store.gate.clear()
+    checks = ClaimChecks(SETTINGS, store)
+    checks.while_waiting = waited.set
+    large = [bytes([n]) * (SETTINGS.memory_bytes_max // 2) for n in range(3)]
+    checks.deposit(large[0])
+    checks.deposit(large[0])
+    checks.deposit(large[1])
+    assert not waited.is_set()
+    third = threading.Thread(target=lambda: checks.deposit(large[2]))
+    third.start()
+    eventually(waited.is_set, what="the third value waits for room")
+    assert third.is_alive()
+    store.gate.set()
+    third.join(timeout=60)
+    checks.require_stored()
+    assert store.objects == {sha256(one): one for one in large}
+    store.objects.clear()
+    checks.deposit(large[0])
+    checks.require_stored()
+    assert not store.objects, "what was stored a moment ago is not stored again"
+    checks.close()
+
+
+def test_a_storage_that_comes_back_is_waited_for_and_one_that_does_not_ends_the_session() -> None:
+    store, down = Stored(), unreachable("s3://x", "down", OSError())
+    store.error = down
+    patient = ClaimChecks(SETTINGS.model_copy(update={"deadline_ms": 60_000}), store)
+    patient.deposit(b"one")
+    back = threading.Timer(0.2, lambda: setattr(store, "error", None))
+    back.start()
+    patient.require_stored()
+    assert store.objects
+    patient.close()
+    store.error = down
+    checks = ClaimChecks(SETTINGS, store)
+    checks.deposit(b"two")
+    with pytest.raises(Retryable) as raised:
+        checks.require_stored()
+    assert raised.value.exit_code == ExitCode.STORAGE_UNREACHABLE
+    with pytest.raises(Retryable):
+        checks.deposit(b"three")
+    checks.close()
+
+
+def test_what_waits_gives_up_when_the_session_ends() -> None:
+    store = Stored()
+    store.gate.clear()
+    checks = ClaimChecks(SETTINGS, store)
+    checks.deposit(b"one")
+    found: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            checks.require_stored()
+        except Retryable as error:
+            found.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    checks.cancel()
+    waiting.join(timeout=60)
+    assert found
+    checks.close()
+
+
+def test_a_folder_is_written_whole_or_says_why_not(tmp_path: Path) -> None:
+    folder = Folder(tmp_path.as_uri())
+    name = sha256(b"content")
+    folder.put(name, b"content")
+    folder.put(name, b"content")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert folder.uri(name) == (tmp_path / name).as_uri()
+    with pytest.raises(SetupError) as raised:
+        Folder((tmp_path / "missing").as_uri()).put(name, b"content")
+    assert raised.value.exit_code == ExitCode.SERVER_SETTING
+    assert "mount or make the folder" in str(raised.value)
