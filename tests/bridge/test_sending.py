@@ -2,6 +2,7 @@
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.bridge.events.event import Event
+from services.bridge.events.shaping.outbox import Headers
 from services.bridge.sink import batch_produce
 from services.bridge.sink.batch_produce import partition_of, plain, sender
+from services.demo.copies import committed_messages
 from tests.bridge.reading import read_committed
 from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker
@@ -28,14 +31,16 @@ def event(kind: str, topic: str = "topic") -> Event:
         "other" if kind == "unknown" else topic,
         None if kind == "no key" else b"key",
         VALUES.get(kind, b"value"),
-        [("a", b"b")] if kind == "headers" else None,
+        HEADERS if kind == "headers" else [] if kind == "no headers" else None,
         kind == "broadcast",
-        placed_by=b"another key" if kind == "placed" else None,
+        placed_by=PLACES.get(kind),
     )
 
 
-TAKEN = ("plain", "tombstone", "empty", "no key", "placed")
-KINDS = (*TAKEN, "headers", "broadcast", "unknown", "refused")
+HEADERS: Headers = [("a", b"b\0c"), ("ł", "ö"), ("none", None), ("empty", b""), ("a", "twice")]
+PLACES: dict[str, bytes | int] = {"placed": b"another key", "own partition": 2}
+TAKEN = ("plain", "tombstone", "empty", "no key", "placed", "headers", "no headers")
+KINDS = (*TAKEN, "own partition", "broadcast", "unknown", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +85,21 @@ def test_no_more_than_the_queue_holds(twin: str) -> None:
     producer.purge()
 
 
+def told(headers: Any) -> list[tuple[str, Any]]:
+    """Headers with bytes alone as values."""
+    return [(n, v.encode() if isinstance(v, str) else v) for n, v in headers or ()]
+
+
+def test_headers_beyond_what_goes_straight_are_left(twin: str, unconnected: Producer) -> None:
+    many = event("plain")._replace(headers=[(f"h{number}", b"") for number in range(33)])
+    sent = sender(unconnected)([many], 0, 1, {"topic": 3}, set())
+    assert sent == (0 if twin == "compiled" else 1)
+    fewer = many._replace(headers=(many.headers or [])[:32])
+    assert sender(unconnected)([fewer], 0, 1, {"topic": 3}, set()) == 1
+    unconnected.purge()
+    unconnected.poll(0)
+
+
 def test_consumers_read_the_records_that_were_sent(
     twin: str, kafka: Broker, topic_prefix: str
 ) -> None:
@@ -101,6 +121,9 @@ def test_consumers_read_the_records_that_were_sent(
         expected = [(each.key, each.value) for each in events if each.topic == topic]
         found = read_committed(kafka.bootstrap_servers, [topic])
         assert sorted(map(repr, expected)) == sorted(repr((r.key, r.value)) for r in found)
+        given = [told(each.headers) for each in events if each.topic == topic]
+        messages = committed_messages(kafka.bootstrap_servers, [topic])
+        assert sorted(map(repr, given)) == sorted(repr(told(m.headers())) for m in messages)
         keyed = [(r.key, r.value) for r in found if r.key is not None]
         assert sorted(map(repr, keyed)) == sorted(repr(pair) for pair in expected if pair[0])
         partitions = {r.partition for r in found if r.key is not None}

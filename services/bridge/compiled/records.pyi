@@ -14,6 +14,8 @@ class Records:
         topic_new: int,
         topic_destroy: int,
         produce: int,
+        produce_arguments: int,
+        error_destroy: int,
         partitioner: int,
     ) -> None:
         """Addresses: `handle` of its rd_kafka_t, the others of librdkafka's functions."""

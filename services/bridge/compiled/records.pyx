@@ -12,6 +12,35 @@ include "digest.pxi"
 cdef enum:
     PARTITION_UA = -1
     MSG_F_COPY = 2
+    VTYPE_RKT = 2
+    VTYPE_PARTITION = 3
+    VTYPE_VALUE = 4
+    VTYPE_KEY = 5
+    VTYPE_MSGFLAGS = 7
+    VTYPE_HEADER = 9
+    FIXED = 5
+    HEADERS_MAX = 32
+
+cdef struct Memory:
+    const char* data
+    size_t size
+
+cdef struct Header:
+    const char* name
+    const char* value
+    Py_ssize_t size
+
+cdef union Content:
+    void* topic
+    int number
+    int32_t partition
+    Memory memory
+    Header header
+    char pad[64]
+
+cdef struct Argument:
+    int kind
+    Content content
 
 ctypedef void* (*TopicNew)(void* producer, const char* topic, void* settings) noexcept
 ctypedef void (*TopicDestroy)(void* topic) noexcept
@@ -19,12 +48,14 @@ ctypedef int (*Produce)(
     void* topic, int32_t partition, int flags, void* value, size_t value_size,
     const void* key, size_t key_size, void* opaque,
 ) noexcept
+ctypedef void* (*ProduceArguments)(void* producer, const Argument* items, size_t count) noexcept
+ctypedef void (*ErrorDestroy)(void* error) noexcept
 ctypedef int32_t (*Partitioner)(
     const void* topic, const void* key, size_t key_size, int32_t partitions, void* settings,
     void* opaque,
 ) noexcept
-"""rd_kafka_topic_new, rd_kafka_topic_destroy, rd_kafka_produce, rd_kafka_msg_partitioner_murmur2
-(rdkafka.h)."""
+"""rd_kafka_topic_new, rd_kafka_topic_destroy, rd_kafka_produce, rd_kafka_produceva,
+rd_kafka_error_destroy, rd_kafka_msg_partitioner_murmur2; Argument is rd_kafka_vu_t (rdkafka.h)."""
 
 
 @cython.no_gc_clear
@@ -36,16 +67,20 @@ cdef class Records:
     cdef TopicNew topic_new
     cdef TopicDestroy topic_destroy
     cdef Produce produce
+    cdef ProduceArguments produce_arguments
+    cdef ErrorDestroy error_destroy
     cdef Partitioner partitioner
     cdef dict topics
 
     def __cinit__(
         self, producer, size_t handle, size_t topic_new, size_t topic_destroy, size_t produce,
-        size_t partitioner,
+        size_t produce_arguments, size_t error_destroy, size_t partitioner,
     ):
         self.producer, self.handle, self.topics = producer, <void*>handle, {}
         self.topic_new, self.topic_destroy = <TopicNew>topic_new, <TopicDestroy>topic_destroy
         self.produce, self.partitioner = <Produce>produce, <Partitioner>partitioner
+        self.produce_arguments = <ProduceArguments>produce_arguments
+        self.error_destroy = <ErrorDestroy>error_destroy
 
     def __dealloc__(self):
         for address in self.topics.values():
@@ -65,12 +100,15 @@ cdef class Records:
                     break
                 known = name
                 touched.add(name)
-            if event[3] is not None or event[4]:
+            if event[4] or type(event[8]) is int:
                 break
             partition = PARTITION_UA
             if event[8] is not None:
                 partition = self.partition(event[8], ready[name])
-            if not self.taken(topic, partition, event[1], event[2]):
+            if event[3] is not None:
+                if not self.taken_whole(topic, partition, event[1], event[2], event[3]):
+                    break
+            elif not self.taken(topic, partition, event[1], event[2]):
                 break
             index += 1
         return index
@@ -92,6 +130,47 @@ cdef class Records:
         return not self.produce(
             topic, partition, MSG_F_COPY, value_text, value_size, key_text, key_size, NULL
         )
+
+    cdef bint taken_whole(
+        self, void* topic, int32_t partition, bytes key, bytes value, list headers
+    ) except -1:
+        """As `taken`, with headers; False: there are too many of them for this way."""
+        cdef Argument[FIXED + HEADERS_MAX] items
+        cdef Argument* item = items
+        cdef list kept = []  # librdkafka copies them
+        cdef bytes text
+        cdef void* error
+        if len(headers) > HEADERS_MAX:
+            return False
+        item.kind, item.content.topic = VTYPE_RKT, topic
+        item += 1
+        item.kind, item.content.partition = VTYPE_PARTITION, partition
+        item += 1
+        item.kind, item.content.number = VTYPE_MSGFLAGS, MSG_F_COPY
+        item += 1
+        item.kind = VTYPE_VALUE
+        item.content.memory.data = NULL if value is None else PyBytes_AS_STRING(value)
+        item.content.memory.size = 0 if value is None else PyBytes_GET_SIZE(value)
+        item += 1
+        item.kind = VTYPE_KEY
+        item.content.memory.data = NULL if key is None else PyBytes_AS_STRING(key)
+        item.content.memory.size = 0 if key is None else PyBytes_GET_SIZE(key)
+        item += 1
+        for name, content in headers:
+            text = (<str>name).encode()
+            kept.append(text)
+            item.kind, item.content.header.name = VTYPE_HEADER, PyBytes_AS_STRING(text)
+            item.content.header.value, item.content.header.size = NULL, 0
+            if content is not None:
+                text = (<str>content).encode() if type(content) is str else <bytes>content
+                kept.append(text)
+                item.content.header.value = PyBytes_AS_STRING(text)
+                item.content.header.size = PyBytes_GET_SIZE(text)
+            item += 1
+        error = self.produce_arguments(self.handle, items, item - items)
+        if error != NULL:
+            self.error_destroy(error)
+        return error == NULL
 
     cdef void* topic(self, str name, dict ready) except? NULL:
         """NULL: it is not ready."""

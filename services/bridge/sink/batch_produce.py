@@ -28,8 +28,8 @@ Send = Callable[[Sequence[Event], int, int, dict[str, int], set[str]], int]
 """send(events, index, end, ready, touched) -> index of the first of events[index:end] that is not
 sent; the topics of those that are, are added to `touched`, perhaps with that of the first other.
 
-All are sent (`end`), or that one calls for care: it has headers, is for every partition or of a
-topic that is not in `ready` (topic -> number of partitions); or it was not taken.
+All are sent (`end`), or that one calls for care: it is for every partition, names its own, or is of
+a topic that is not in `ready` (topic -> number of partitions); or it was not taken.
 """
 
 
@@ -52,11 +52,11 @@ def plain(
     """Send as `Send` does, by confluent-kafka's `produce`."""
     while index < end:
         topic, key, value, headers, broadcast, *_, placed_by = events[index]
-        if headers is not None or broadcast or topic not in ready:
+        if broadcast or isinstance(placed_by, int) or topic not in ready:
             break
         touched.add(topic)
         try:
-            produce(topic, value, key, partition_of(placed_by, ready[topic]))
+            produce(topic, value, key, partition_of(placed_by, ready[topic]), headers=headers)
         except NOT_TAKEN:
             break
         index += 1
@@ -91,7 +91,10 @@ _BY_KEY: Final = -1
 _OPAQUE: Final = foreign.address(cimpl, "rd_kafka_opaque")
 FUNCTIONS: Final = tuple(
     foreign.address(cimpl, f"rd_kafka_{name}")
-    for name in ("topic_new", "topic_destroy", "produce", "msg_partitioner_murmur2")
+    for name in (
+        *("topic_new", "topic_destroy", "produce", "produceva", "error_destroy"),
+        "msg_partitioner_murmur2",
+    )
 )
 """Addresses of what Records calls (rdkafka.h)."""
 _murmur2: Final = ctypes.CFUNCTYPE(

@@ -2,8 +2,7 @@
 
 A span begins when the first source transaction in it was committed in PostgreSQL, and ends when
 Kafka has committed. What Kafka aborts is never exported, and begins again in the same trace. Each
-END event has the span in its header `traceparent`. Events of rows have none: they are many, and
-one with headers can't take the fast way to librdkafka.
+END event has the span in its header `traceparent`. Events of rows have none: they are many.
 """
 
 import time
