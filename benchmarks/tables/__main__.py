@@ -56,9 +56,13 @@ def main() -> None:
     parser.add_argument("--contenders", default="slottables,plain")
     parser.add_argument("--freshness-seconds", type=float, default=60.0, help="0: not measured")
     parser.add_argument("--freshness-rows-per-s", type=int, default=500)
+    parser.add_argument("--key-index", action="store_true", help="tables.key_index")
     options = parser.parse_args()
     with rig(
-        driver_memory="3g", offsets_per_trigger_max=EVENTS_AN_EPOCH, spark_options={}
+        driver_memory="3g",
+        offsets_per_trigger_max=EVENTS_AN_EPOCH,
+        spark_options={},
+        key_index=options.key_index,
     ) as given:
         for line in _lines(given, options):
             sys.stdout.write(json.dumps(line) + "\n")

@@ -48,6 +48,7 @@ def rig(
     driver_memory: str,
     offsets_per_trigger_max: int,
     spark_options: Mapping[str, str],
+    key_index: bool = False,
 ) -> Iterator[Rig]:
     """Start both, and end them."""
     os.environ["JAVA_HOME"] = str(find_java_home())
@@ -61,6 +62,7 @@ def rig(
                 offsets_per_trigger_max=offsets_per_trigger_max,
                 trigger_interval_ms=100,
                 driver_memory=driver_memory,
+                key_index=key_index,
                 spark_options={
                     "spark.jars": jars.class_path("spark", ","),
                     "spark.local.dir": str(folder / "spark"),
