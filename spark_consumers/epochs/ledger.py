@@ -38,8 +38,9 @@ ASKED = "slotbridge.asked"
 UNPARK = "slotbridge.unpark"
 """Properties of the record's table. UNPARK: {source table: `at_ms` of the parking to be ended}."""
 _ASKING_MAX = 20
-_RETRIES = "commit.retry.num-retries"
-"""With any, Iceberg would put a record after one that another writer has added meanwhile."""
+_PROPERTIES = {"commit.retry.num-retries": "0", "write.metadata.compression-codec": "gzip"}
+"""With retries, Iceberg would put a record after one that another writer has added meanwhile. Each
+commit writes all epochs that are kept anew, each with all tables."""
 
 
 _AGAIN = tenacity.retry(
@@ -123,16 +124,16 @@ class Ledger:
         (NOT_READY) where another writer has recorded the epoch already.
         """
         if not spark.catalog.tableExists(self.identifier):
+            own = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
             spark.sql(
-                f"CREATE TABLE {self.identifier} (note string) USING iceberg TBLPROPERTIES ("
-                "'write.metadata.delete-after-commit.enabled' = 'true',"
-                " 'write.metadata.previous-versions-max' = '5',"
-                f" '{_RETRIES}' = '0')"
+                f"CREATE TABLE {self.identifier} (note string) USING iceberg TBLPROPERTIES ({own},"
+                " 'write.metadata.delete-after-commit.enabled' = 'true',"
+                " 'write.metadata.previous-versions-max' = '5')"
             )
         table = catalog.load(spark, self.identifier)
         found = catalog.properties(table)
-        if found.get(_RETRIES) != "0":  # made by an earlier version
-            catalog.set_property(table, _RETRIES, "0")
+        if not _PROPERTIES.items() <= found.items():  # made by an earlier version
+            catalog.set_properties(table, _PROPERTIES)
         last = _record(catalog.summary(table))
         if last is not None and last.epoch >= record.epoch:
             raise catalog.overtaken(self.identifier)
