@@ -44,6 +44,7 @@ class BenchBridge:
                 "topic_prefix": PREFIX,
                 "partitions": 2,
             },
+            "snapshot": {"mode": "never"},
             "bridge": {"spool_folder": str(bed.folder), **bridge},
         }
         self._config.write_text(yaml.safe_dump(document), encoding="utf-8")

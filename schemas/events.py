@@ -217,15 +217,14 @@ class ProgressRecord(_Contract):
     `end_lsn` is the resume point: just after the last transaction that is there whole. With
     `seq` > 0 also what has a number below `seq` of the transaction that commits at `commit_lsn` is:
     `counts` events by table (`schema.table`, of logical messages under ``""``).
-    `ahead_lsn`, where it is beyond `end_lsn`: how far the slot may be confirmed before the next
-    record, over WAL that has no events (only while commits wait for the bridge).
-    `xid`, `commit_time_us` (since 1970): of the transaction that commits at `commit_lsn`, 0: not
-    known; the server's WAL has that commit there.
+    `ahead_lsn`, if beyond `end_lsn`: the slot may be confirmed up to it, over WAL without events.
+    `xid`, `commit_time_us` (since 1970): of the commit at `commit_lsn` in the WAL, 0: not known.
     `producer`: which of the bridge's two has written it; `id_scheme`: of which transactional ids.
     `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
     partitions that were written last; not in every record. `topic_ids`, `partitions`: the ids of
     these topics, where they are known, and their numbers of partitions.
     `repairing`: `slotbridge recover` was about to make the slot anew; only its end may follow.
+    `reads_rows`: rows from before the slot are published, unless snapshot.mode says otherwise.
 
     The rest identifies the server that the events were read from (docs/DELIVERY.md, "The evidence
     at a start"). A record of an older release lacks it; each such field is then not judged.
@@ -254,6 +253,7 @@ class ProgressRecord(_Contract):
     partitions: dict[str, int] = {}
     placement: dict[str, str] | None = None
     repairing: bool = False
+    reads_rows: bool = False
     history: dict[int, int] | None = None
     origin_lsn: int = 0
     wal_lsn: int = 0

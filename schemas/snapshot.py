@@ -49,8 +49,9 @@ Condition = Annotated[str, AfterValidator(_condition)]
 class SnapshotSettings(_Part):
     """Rows that the tables had before the bridge started: whether it publishes them, and which."""
 
-    mode: Mode = "never"
-    """`initial`: publish the rows of each published table once, beside the stream of changes.
+    mode: Mode | None = None
+    """null: `initial` for a new topic prefix; a prefix that began without stays without.
+    `initial`: publish the rows of each published table once, beside the stream of changes.
     `initial_only`: the same, then stop. `when_needed`: as `initial`, and the bridge repairs the
     topics like `slotbridge recover` where slot and Kafka disagree. `always`: all rows again at each
     start of the bridge. `on_request`: the rows of tables that a signal names. `never`: changes
@@ -77,10 +78,10 @@ class SnapshotSettings(_Part):
     """Tables that the bridge reads first, in this order. It reads the others in order of names."""
     where: dict[TablePattern, Condition] = {}
     """Table -> SQL condition for the rows that a snapshot reads. It does not filter changes."""
-    without_key: Literal["refuse", "read"] = "refuse"
-    """Tables without a key. `refuse`: the bridge begins no snapshot while the publication has one.
-    `read`: it publishes their rows from before the slot once, and all later ones as changes. Set it
-    before the bridge creates the slot (docs/SNAPSHOTS.md)."""
+    without_key: Literal["refuse", "read"] = "read"
+    """Tables without a key. `read`: the bridge publishes their rows from before the slot once, and
+    all later ones as changes; only where the bridge has created the slot (docs/SNAPSHOTS.md).
+    `refuse`: it begins no snapshot while the publication has such a table, as with mode always."""
     workers: int = Field(1, ge=1, le=16)
     """How many connections read a chunk at the same time, each a range of its rows. More than one
     helps where the server, its disk or the network is slower than the bridge."""
@@ -103,9 +104,30 @@ class SnapshotSettings(_Part):
             raise ValueError("signal_topic needs another mode than never")
         if self.signal_table is not None and (self.mode == "never" or "*" in self.signal_table):
             raise ValueError("signal_table is one table, and needs another mode than never")
-        if self.mode == "always" and self.without_key == "read":
+        asked = self.without_key == "read" and "without_key" in self.model_fields_set
+        if self.mode == "always" and asked:
             raise ValueError("mode always would send rows of tables without a key again")
         return self
+
+    def in_effect(self, *, reads_rows: bool) -> "SnapshotSettings":
+        """Return these with the mode that holds where none is set.
+
+        `reads_rows`: that of the prefix's progress record; True where Kafka has none yet.
+        """
+        if self.mode is not None:
+            return self
+        return self.model_copy(update={"mode": "initial" if reads_rows else "never"})
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the mode, which is set or in effect, reads all tables by itself."""
+        assert self.mode is not None
+        return READ_ALL[self.mode]
+
+    @property
+    def reads_without_key(self) -> bool:
+        """Whether rows of tables without a key are published."""
+        return self.without_key == "read" and self.mode != "always"
 
 
 class SnapshotKey(_Part):

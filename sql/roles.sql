@@ -6,8 +6,7 @@
 -- bridge       slotbridge run, slotbridge status
 -- failover     slotfailover check, failover (switchover and rejoin need a superuser)
 -- tables       slottables verify
--- snapshot     reads rows of snapshots: give it where snapshot.mode is not `never`. The role of
---              snapshot.conninfo (-v snapshot=slotbridge: the bridge's own). The bridge gets SELECT, too.
+-- snapshot     the role of snapshot.conninfo, which reads rows from a standby; without that setting, none
 -- publication  made for all tables where it is missing; only a superuser can
 --
 -- Roles that exist are kept, and it can be run again: when tables join the publication. Passwords are
@@ -27,8 +26,10 @@ SELECT format('CREATE PUBLICATION %I FOR ALL TABLES', :'publication')
 SELECT format('GRANT CONNECT ON DATABASE %I TO %I', :'source_database', name)
   FROM (VALUES (:'bridge'), (:'failover'), (:'tables')) AS wanted (name) \gexec
 
--- The bridge: its slot, and the origin that it owns.
+-- The bridge: its slot, the rows from before it, and the origin that it owns. pg_read_all_data lets it
+-- read no more than REPLICATION does, by which it could copy all files; tables made later need no grant.
 ALTER ROLE :"bridge" REPLICATION;
+GRANT pg_read_all_data TO :"bridge";
 GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text),
     pg_replication_origin_session_setup(text),
     pg_replication_origin_xact_setup(pg_lsn, timestamptz),
@@ -40,15 +41,15 @@ SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I', schemaname, :'tables')
 SELECT format('GRANT SELECT ON TABLE %I.%I TO %I', schemaname, tablename, :'tables')
   FROM pg_publication_tables WHERE pubname = :'publication' \gexec
 
--- Snapshots: the rows that are published. On a standby, also which timeline it replays (it replays
--- these grants).
+-- Snapshots by a standby, which replays these grants: the rows that are published, and which timeline
+-- it replays.
 \if :{?snapshot}
 SELECT format('CREATE ROLE %I LOGIN', :'snapshot')
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :'snapshot') \gexec
 SELECT format('GRANT CONNECT ON DATABASE %I TO %I', :'source_database', :'snapshot') \gexec
-SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I, %I', schemaname, :'bridge', :'snapshot')
+SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I', schemaname, :'snapshot')
   FROM pg_publication_tables WHERE pubname = :'publication' \gexec
-SELECT format('GRANT SELECT ON TABLE %I.%I TO %I, %I', schemaname, tablename, :'bridge', :'snapshot')
+SELECT format('GRANT SELECT ON TABLE %I.%I TO %I', schemaname, tablename, :'snapshot')
   FROM pg_publication_tables WHERE pubname = :'publication' \gexec
 GRANT pg_read_all_stats TO :"snapshot";
 \endif

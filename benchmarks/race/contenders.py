@@ -142,6 +142,7 @@ class Slotbridge(_Spawned):
                 "topic_prefix": slot_copy.prefix,
                 "partitions": 1,
             },
+            "snapshot": {"mode": "never"},
             "bridge": {
                 "spool_folder": str(slot_copy.bed.folder),
                 "streaming": slot_copy.streaming,

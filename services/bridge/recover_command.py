@@ -9,6 +9,7 @@ import structlog
 import typer
 
 from schemas.errors import ExitCode, SettingsError
+from schemas.events import ProgressRecord
 from schemas.lsn import format_lsn
 from schemas.naming import table_matches
 from schemas.recovery import RecoveryRecord
@@ -163,7 +164,7 @@ def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[st
     yield f"  4. the progress, also in the origin slotbridge_{slot}, moves to the new slot"
     yield f"what is lost: single changes between {since} and the new slot: Kafka gets what they"
     yield "  amount to; the messages of outboxes and logical messages of that time never come"
-    if why := _rows_never_published(settings):
+    if why := _rows_never_published(settings, diagnosis.record):
         yield f"{why}: rows that Kafka never had are published as well"
     for name, why in scope.left_out.items():
         yield f"not compared: {name}: {why}"
@@ -175,11 +176,12 @@ def _since(diagnosis: Diagnosis) -> str:
     return format_lsn(record.end_lsn) if record and record.end_lsn else "the events in Kafka"
 
 
-def _rows_never_published(settings: Settings) -> str:
+def _rows_never_published(settings: Settings, record: ProgressRecord | None) -> str:
     """Return the settings for which Kafka may lack rows with good reason, "" for none."""
     snapshot, origin = settings.snapshot, require(settings.source, "source").origin
+    mode = snapshot.in_effect(reads_rows=record is not None and record.reads_rows).mode
     return ", ".join(
-        ["snapshot.mode is never"] * (snapshot.mode == "never")
+        ["snapshot.mode is never"] * (mode == "never")
         + ["snapshot.exclude is set"] * bool(snapshot.exclude)
         + ["snapshot.where is set"] * bool(snapshot.where)
         + ["source.origin is none"] * (origin == "none")

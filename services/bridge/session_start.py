@@ -19,11 +19,10 @@ from schemas.events import (
     ProgressRecord,
     prepared_topic,
     schema_topic,
-    snapshot_topic,
 )
 from schemas.lsn import format_lsn
 from schemas.registry import RegistrySettings
-from schemas.snapshot import READ_ALL
+from schemas.snapshot import SnapshotSettings
 from services.bridge import compiled, metrics
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.formats.table_format import Formats, encoders_for
@@ -39,7 +38,7 @@ from services.bridge.recovery.accept_divergence import accept
 from services.bridge.recovery.hanging_transactions import require_told
 from services.bridge.recovery.placement import placement_of
 from services.bridge.recovery.republish import settle_all
-from services.bridge.recovery.resume_record import NewSlot, Records
+from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.session import Parts, Session
@@ -52,7 +51,7 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.progress import Owner
 from services.bridge.snapshot.session_snapshot import open_snapshot
-from services.bridge.snapshot.slot_creation import beginning_event, beginning_forgotten, make_slot
+from services.bridge.snapshot.slot_creation import first_slot
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
@@ -139,7 +138,6 @@ class _Opening:
             idle_timeout_ms=self._bridge.origin_idle_timeout_ms,
         )
         self._resources.callback(primary.close)
-        primary.reads_rows = READ_ALL[self._settings.snapshot.mode]
         primary.prepare()
         reach("owned")
         return primary
@@ -177,6 +175,7 @@ class _Opening:
         """End hanging transactions; return the record to go on from, if all witnesses agree."""
         settle_all(topics, producer, primary, self._slot, self._waiting, check)
         record = topics.last_progress(self._slot)
+        snapshot = self._snapshot_settings(record)
         producer.follow(record)
         try:
             seen = check.compare(record)
@@ -191,45 +190,27 @@ class _Opening:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         placement = placement_of(self._settings.shaping, self._bridge, self._kafka)
-        records = Records(self._slot, heartbeat, seen, placement)
-        first_slot = partial(self._first_slot, topics, primary, connection)
-        record = records.resume(record, primary, producer, first_slot)
+        records = Records(*(self._slot, heartbeat, seen, placement), reads_rows=snapshot.reads_all)
+        make_first = partial(
+            first_slot,
+            *(primary, connection, topics, self._source, snapshot),
+            deadline_s=self._bridge.sql_deadline_ms / 1000,
+            while_waiting=self._waiting,
+        )
+        record = records.resume(record, primary, producer, make_first)
         return _Agreed(record, seen, records, heartbeat)
 
-    def _first_slot(
-        self, topics: Topics, primary: Primary, connection: ReplicationConnection
-    ) -> NewSlot:
-        """Return the slot, created if it is missing, and the events of its beginning for Kafka.
-
-        Of a slot that is there already the beginning is not known: that of a former one does not
-        count.
-        """
-        found, snapshot = primary.slot(), self._settings.snapshot
-        there = topics.there(snapshot_topic(self._prefix))
-        forgotten = [beginning_forgotten(self._prefix, self._slot)] if there else []
-        if found is not None and found.confirmed_flush_lsn is not None:
-            return NewSlot(found.confirmed_flush_lsn, forgotten)
-        deadline_s = self._bridge.sql_deadline_ms / 1000
-        if snapshot.mode == "never" or snapshot.without_key == "refuse":
-            lsn, _ = connection.create_slot(
-                two_phase=self._source.two_phase,
-                export=False,
-                deadline_s=deadline_s,
-                while_waiting=self._waiting,
+    def _snapshot_settings(self, record: ProgressRecord | None) -> SnapshotSettings:
+        """Return the snapshot's settings with the mode that is in effect."""
+        given = self._settings.snapshot
+        snapshot = given.in_effect(reads_rows=record is None or record.reads_rows)
+        if given.mode is None and not snapshot.reads_all:
+            logger.info(
+                "rows from before the slot are not sent: this topic prefix began without them",
+                hint="snapshot.mode: initial sends them now, never says that none are wanted",
             )
-            primary.tell_rows_before()
-            new = NewSlot(lsn, forgotten)
-        else:
-            topics.prepare_late(snapshot_topic, compacted=True)
-            told = make_slot(
-                *(primary, connection, self._source),
-                deadline_s=deadline_s,
-                while_waiting=self._waiting,
-            )
-            new = NewSlot(told.lsn, [beginning_event(self._prefix, told)])
-        logger.info("created slot", slot=self._slot, lsn=format_lsn(new.lsn))
-        reach("slot created")
-        return new
+        self._settings = self._settings._replace(snapshot=snapshot)
+        return snapshot
 
     def _build(
         self,

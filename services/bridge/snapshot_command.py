@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from schemas.errors import ExitCode, SettingsError
+from schemas.events import progress_topic
 from schemas.settings import load_settings, require
-from schemas.snapshot import SnapshotProgress, SnapshotRequest
+from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.requests import Signal, check_signal
 from services.bridge.snapshot.session_snapshot import look_for_known
@@ -53,7 +54,8 @@ def status(
     with exit_codes(), contextlib.ExitStack() as stack:
         settings = load_settings(config)
         source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
-        topics, mode = Topics(kafka, settings.shaping), settings.snapshot.mode
+        topics = Topics(kafka, settings.shaping)
+        mode = _mode(settings.snapshot, topics, source.slot)
         stop = stop_on_signals() if watch else None
         bars = stack.enter_context(Bars()) if watch and not json else None
         while True:
@@ -134,6 +136,14 @@ class Seen(NamedTuple):
             "not_judged": self.not_judged,
             "stalled_s": round(self.stalled_s(time.time()), 1),
         }
+
+
+def _mode(snapshot: SnapshotSettings, topics: Topics, slot: str) -> str:
+    """Return the mode that is in effect."""
+    if snapshot.mode is not None:
+        return snapshot.mode
+    record = topics.last_progress(slot) if topics.there(progress_topic(topics.prefix)) else None
+    return str(snapshot.in_effect(reads_rows=record is None or record.reads_rows).mode)
 
 
 def _look(topics: Topics, slot: str) -> Seen:

@@ -87,7 +87,7 @@ class Bridge:
             **({"registry": dict(registry)} if registry else {}),
             **({"claim_check": dict(claim_check)} if claim_check else {}),
             "shaping": shaping or {},
-            "snapshot": snapshot or {},
+            "snapshot": {"mode": "never"} if snapshot is None else snapshot,
             "bridge": {"heartbeat_interval_ms": 200, "commit_interval_ms": 20, **bridge},
         }
         self.config.write_text(yaml.safe_dump(document), encoding="utf-8")

@@ -25,7 +25,7 @@ from services.bridge.snapshot.progress import (
     may_end,
     plan,
     progress_event,
-    require_keys,
+    require_readable,
     told_progress,
 )
 from services.bridge.snapshot.ranges import RangeRows, joined, share_of
@@ -430,8 +430,8 @@ def test_rows_that_may_show_what_a_failover_has_undone_are_named() -> None:
 def test_a_table_without_a_key_is_refused_by_name() -> None:
     found = planned(shapes=[shape("public.t", "id"), shape("public.log")])
     with pytest.raises(SettingsError, match=r"public\.log"):
-        require_keys(found)
-    require_keys(planned(shapes=[shape("public.log")], exclude=["public.log"]))
+        require_readable(found)
+    require_readable(planned(shapes=[shape("public.log")], exclude=["public.log"]))
 
 
 def test_a_table_whose_key_is_masked_is_refused_as_its_progress_would_tell_it() -> None:
@@ -440,7 +440,7 @@ def test_a_table_whose_key_is_masked_is_refused_as_its_progress_would_tell_it() 
     columns = tuple(replace(column, key=False) for column in relation.columns)
     secret = replace(secret, relation=replace(relation, columns=columns))
     with pytest.raises(SettingsError, match=r"public\.secret is read by mail"):
-        require_keys(planned(shapes=[secret]))
+        require_readable(planned(shapes=[secret]))
 
 
 def test_progress_survives_its_record() -> None:

@@ -44,6 +44,7 @@ class Flow:
                 "publication": f"p_{prefix}",
             },
             "kafka": {"bootstrap_servers": self.brokers, "topic_prefix": prefix},
+            "snapshot": {"mode": "never"},
             "bridge": {"spool_folder": "/var/lib/slotbridge", "heartbeat_interval_ms": 200},
             "failover": {
                 "nodes": {

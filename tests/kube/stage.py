@@ -38,6 +38,7 @@ class Stage:
                     "topic_prefix": prefix,
                 },
                 "bridge": {"heartbeat_interval_ms": 500},
+                "snapshot": {"mode": "never"},
                 "failover": {"nodes": self.outside.nodes},
             },
             "bridge": {

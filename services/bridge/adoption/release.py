@@ -120,7 +120,9 @@ class Release:
         """Raise SlotbridgeError where a snapshot has rows left to read: Debezium reads none."""
         timeline, points = self._primary.server.timeline, self._check.switch_points
         owner = Owner(self._source.slot, timeline, record.end_lsn, points)
-        unread = unread_tables(self._settings, self._primary, self._topics, owner, OPERATION)
+        snapshot = self._settings.snapshot.in_effect(reads_rows=record.reads_rows)
+        witnesses = (self._primary, self._topics, owner)
+        unread = unread_tables(self._settings, snapshot, *witnesses, OPERATION)
         if unread:
             raise self._refused(
                 f"the snapshot has not read all rows of {', '.join(unread[:_NAMED])}",

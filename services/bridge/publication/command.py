@@ -19,7 +19,9 @@ from services.postgres.server import Connection
 from services.runtime.process import configure_logging, exit_codes
 
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
-_ROWS = {
+_ROWS: dict[str | None, str] = {
+    None: "the bridge sends rows that they have already, unless its topics began without a "
+    "snapshot (slotbridge snapshot status)",
     "never": "rows that they have already are not sent: snapshot.mode is never",
     "on_request": "rows that they have already are sent on request: slotbridge snapshot start",
     "initial_only": "rows that they have already are sent by a start with snapshot.mode: initial",

@@ -29,10 +29,17 @@ class Records:
     """Makes the progress records of one session, from the time its witnesses agreed (`seen`)."""
 
     def __init__(
-        self, slot: str, heartbeat: Heartbeat, seen: Witnesses, placement: Mapping[str, str]
+        self,
+        slot: str,
+        heartbeat: Heartbeat,
+        seen: Witnesses,
+        placement: Mapping[str, str],
+        *,
+        reads_rows: bool = False,
     ) -> None:
         self._placement = placement
         self._slot = slot
+        self._reads_rows = reads_rows
         self._heartbeat = heartbeat
         self._seen = seen
 
@@ -67,6 +74,7 @@ class Records:
             seq=position.seq,
             counts=dict(counts) if position.seq else {},
             ts_ms=time.time_ns() // 1_000_000,
+            reads_rows=self._reads_rows,
             ahead_lsn=position.end_lsn + AHEAD_BYTES if self._heartbeat.commits_wait else 0,
             origin_lsn=moved.origin_lsn,
             wal_lsn=moved.wal_lsn,

@@ -305,4 +305,7 @@ class Repair:
             interval_ms=self._bridge.heartbeat_interval_ms,
             patience_ms=self._bridge.connect_deadline_ms,
         )
-        return Records(self._source.slot, heartbeat, seen, self._placement).at(position, {})
+        records = Records(
+            *(self._source.slot, heartbeat, seen, self._placement), reads_rows=self._snapshots
+        )
+        return records.at(position, {})

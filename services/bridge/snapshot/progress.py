@@ -11,7 +11,7 @@ where a timeline was left                                       were read from i
 any of these but the first   one without a key                  not read: they would be there twice
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
@@ -20,7 +20,6 @@ from schemas.errors import SettingsError
 from schemas.events import snapshot_topic
 from schemas.naming import table_matches
 from schemas.snapshot import (
-    READ_ALL,
     ReadFrom,
     SignalPosition,
     SlotBeginning,
@@ -145,6 +144,17 @@ class SnapshotPlan:
         """How many tables are done."""
         return sum(table.done for table in self.tables.values())
 
+    def deny(self, oids: Set[int], *, keyless: bool) -> None:
+        """Refuse tables that the role may not read and that are not done.
+
+        `keyless`: only those without a key; another role reads the others, on a standby.
+        """
+        for name, table in list(self.tables.items()):
+            denied = table.shape.relation.oid in oids and not (keyless and table.shape.key)
+            if denied and not table.done:
+                del self.tables[name]
+                self.refused[name] = "may not be read: the bridge's role lacks SELECT, or USAGE"
+
     def kind(self, table: TableProgress, index: int, count: int, *, ends: bool) -> Snapshot:
         """Return `source.snapshot` of row `index` of `count` in the table's next chunk.
 
@@ -177,7 +187,7 @@ def plan(
         schema, table = shape.relation.schema, shape.relation.table
         excluded = any(table_matches(pattern, schema, table) for pattern in settings.exclude)
         request, paused = asked_of(schema, table, asked)
-        wanted = READ_ALL[settings.mode] and not excluded
+        wanted = settings.reads_all and not excluded
         if request is not None:
             wanted = request.type == "read"
         if not wanted or not shaping.naming.publishes(schema, table):
@@ -297,7 +307,7 @@ def shows_undone(told: SnapshotProgress, owner: Owner) -> bool:
 def covered(shape: TableShape, apart: Apart, settings: SnapshotSettings) -> bool:
     """Whether all rows of a table without a key come as changes."""
     place = apart.places.get(shape.relation.oid)
-    return settings.without_key == "read" and apart.beginning.covers(shape, place)
+    return settings.reads_without_key and apart.beginning.covers(shape, place)
 
 
 def unreadable(shape: TableShape, shaping: Shaping) -> str:
@@ -313,7 +323,7 @@ def unreadable(shape: TableShape, shaping: Shaping) -> str:
 
 def apart_refusal(shape: TableShape, settings: SnapshotSettings, apart: Apart | None) -> str:
     """Why the rows of a table without a key can't be told from its changes; "" where they can."""
-    if settings.without_key == "refuse":
+    if not settings.reads_without_key:
         return "has no primary key"
     if apart is None:
         return "has no key, and the slot was not made by a bridge with snapshot.without_key: read"
@@ -330,15 +340,15 @@ def unrepeatable(told: SnapshotProgress | None, shape: TableShape, owner: Owner)
     return "has no key, and a failover may have undone what its rows in Kafka were read from"
 
 
-def require_keys(found: SnapshotPlan) -> None:
+def require_readable(found: SnapshotPlan) -> None:
     """Raise SettingsError that names the tables which a snapshot can't read."""
     if found.refused:
         raise SettingsError(
-            f"a snapshot reads tables by their primary key: {found.refusals}",
+            f"rows of tables can't be read: {found.refusals}",
             operation="begin the snapshot",
-            hint="give them a primary key or a replica identity index, or name them in "
-            "snapshot.exclude: then only their changes are published; or, with a slot that is yet "
-            "to be made, set snapshot.without_key to read",
+            hint="GRANT SELECT to the role; give tables a primary key or a replica identity index; "
+            "or name them in snapshot.exclude: then only their changes are published. For a slot "
+            "that is yet to be made, `snapshot.without_key: read` does without a key",
         )
 
 

@@ -5,7 +5,7 @@ server that takes no writes nothing is marked: it may be fenced, and nothing of 
 behind its last commit.
 """
 
-from typing import Final, NamedTuple
+from typing import Final, LiteralString, NamedTuple
 
 from schemas.lsn import format_lsn
 from schemas.snapshot import SNAPSHOT_PREFIX
@@ -28,12 +28,18 @@ _IF_WRITABLE: Final = (
     "SELECT CASE WHEN current_setting('transaction_read_only') = 'off' THEN {} END"
 )
 
+_DENIED: LiteralString = """
+    SELECT c.oid::bigint FROM pg_class c
+     WHERE c.oid = ANY (%s::oid[]) AND NOT (has_any_column_privilege(c.oid, 'SELECT')
+                                            AND has_schema_privilege(c.relnamespace, 'USAGE'))
+"""
+
 
 class Inspection(NamedTuple):
     """The published tables, and an xid that was assigned after they were read.
 
     `places`: of those without a key, by oid, where it was asked for. `unpublished`: the kinds of
-    changes that the publication leaves out.
+    changes that the publication leaves out. `denied`: oids of tables that our role may not read.
     """
 
     shapes: list[TableShape]
@@ -41,6 +47,7 @@ class Inspection(NamedTuple):
     xid: int
     places: dict[int, Place]
     unpublished: tuple[str, ...]
+    denied: frozenset[int]
 
 
 class SnapshotReader(RowReader):
@@ -82,12 +89,14 @@ class SnapshotReader(RowReader):
             if beginning is not None:
                 keyless = [one.oid for one in found if not one.key]
                 places = self._places(self._marks, keyless, beginning)
+            denied = self._marks.execute(_DENIED, [[one.oid for one in found]]).fetchall()
             row = one_row(self._marks.execute(_IF_WRITABLE.format("pg_current_xact_id()::text")))
         if row[0] is None:
             raise NotNow(_READ_ONLY)
         estimates = {f"{one.schema}.{one.table}": one.rows_estimate for one in found}
         shapes = [shape_of(one) for one in found]
-        return Inspection(shapes, estimates, int(row[0]), places, unpublished or ())
+        unreadable = frozenset(oid for (oid,) in denied)
+        return Inspection(shapes, estimates, int(row[0]), places, unpublished or (), unreadable)
 
     def mark(self, token: str) -> int:
         """Write `token` into the WAL and flush it; return where its record ends.

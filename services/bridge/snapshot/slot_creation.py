@@ -14,12 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import psycopg
+import structlog
 
 from schemas.errors import SlotbridgeError
 from schemas.events import snapshot_topic
+from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
-from schemas.snapshot import SlotBeginning, SlotBeginningKey
+from schemas.snapshot import SlotBeginning, SlotBeginningKey, SnapshotSettings
 from services.bridge.events.event import Event
+from services.bridge.failpoints import reach
+from services.bridge.recovery.resume_record import NewSlot
+from services.bridge.sink.topics import Topics
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import (
     SESSION_OPTIONS,
@@ -32,6 +37,7 @@ from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection
 
+logger = structlog.get_logger(__name__)
 _OPERATION: Final = "make the slot"
 _APPLICATION: Final = "slotbridge_slot"
 _STATEMENT_MS: Final = 60_000
@@ -39,6 +45,47 @@ _FILES: Final = (
     "SELECT oid::bigint, relfilenode::bigint FROM pg_class"
     " WHERE oid = ANY (%s::oid[]) AND relkind = 'r'"
 )
+
+
+def first_slot(
+    primary: Primary,
+    replication: ReplicationConnection,
+    topics: Topics,
+    source: SourceSettings,
+    snapshot: SnapshotSettings,
+    *,
+    deadline_s: float,
+    while_waiting: Callable[[], None],
+) -> NewSlot:
+    """Return the slot, created if it is missing, and the events of its beginning for Kafka.
+
+    Of a slot that is there already the beginning is not known: that of a former one does not
+    count. Raise SlotbridgeError.
+    """
+    found, prefix = primary.slot(), topics.prefix
+    there = topics.there(snapshot_topic(prefix))
+    forgotten = [beginning_forgotten(prefix, source.slot)] if there else []
+    if found is not None and found.confirmed_flush_lsn is not None:
+        return NewSlot(found.confirmed_flush_lsn, forgotten)
+    if snapshot.mode == "never" or not snapshot.reads_without_key:
+        lsn, _ = replication.create_slot(
+            two_phase=source.two_phase,
+            export=False,
+            deadline_s=deadline_s,
+            while_waiting=while_waiting,
+        )
+        if not snapshot.reads_all:
+            primary.tell_rows_before()
+        new = NewSlot(lsn, forgotten)
+    else:
+        topics.prepare_late(snapshot_topic, compacted=True)
+        told = make_slot(
+            *(primary, replication, source), deadline_s=deadline_s, while_waiting=while_waiting
+        )
+        new = NewSlot(told.lsn, [beginning_event(prefix, told)])
+    logger.info("created slot", slot=source.slot, lsn=format_lsn(new.lsn))
+    reach("slot created")
+    return new
 
 
 def make_slot(

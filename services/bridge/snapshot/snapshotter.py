@@ -46,7 +46,7 @@ from services.bridge.snapshot.progress import (
     may_end,
     plan,
     progress_event,
-    require_keys,
+    require_readable,
     told_progress,
 )
 from services.bridge.snapshot.reader import Inspection, SnapshotReader
@@ -127,7 +127,7 @@ class Snapshotter:
         self._signals = signals
         self._signal_mark: AwaitedMark | None = None
         self._signals_due = 0.0
-        read = settings.without_key == "read"
+        read = settings.reads_without_key
         self._beginning = beginning_for(owner, found.beginnings) if read else None
         self._shaping = shaping
         self._owner = owner
@@ -152,7 +152,7 @@ class Snapshotter:
     def require_all_read(self) -> None:
         """Raise SettingsError where it is over, but tables could not be read."""
         if self._ended is not None:
-            require_keys(self._ended)
+            require_readable(self._ended)
 
     def close(self) -> None:
         """End the connections and what runs on them."""
@@ -262,9 +262,10 @@ class Snapshotter:
         known = (self._found.values(), self._settings, self._shaping, self._owner, asked)
         apart = self._beginning and Apart(self._beginning, seen.places, seen.unpublished)
         found = plan(seen.shapes, *known, apart)
+        found.deny(seen.denied, keyless=self._settings.conninfo is not None)
         found.begun = goes_on(found, self._last)
         if not (self._found or asked):
-            require_keys(found)
+            require_readable(found)
         self._narration.planned(found, said=self._planned, standby=self._standby is not None)
         self._planned, self._ended = True, None
         if found.next is None and self._is_told(found):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from schemas.errors import Retryable
 from schemas.naming import table_matches
 from schemas.settings import Settings, require
+from schemas.snapshot import SnapshotSettings
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.progress import Apart, Known, Owner, beginning_for, plan
@@ -17,17 +18,22 @@ from services.bridge.source.database import Primary
 
 
 def unread_tables(
-    settings: Settings, primary: Primary, topics: Topics, owner: Owner, operation: str
+    settings: Settings,
+    snapshot: SnapshotSettings,
+    primary: Primary,
+    topics: Topics,
+    owner: Owner,
+    operation: str,
 ) -> list[str]:
     """Return the published tables whose rows a snapshot has yet to bring to Kafka, sorted.
 
     Those that a bridge which starts now would read on, those that it can't read, each with the
     reason, and those that were begun under other settings; but none of `snapshot.exclude`, which
-    gives their rows up. Raise SlotbridgeError.
+    gives their rows up. `snapshot`: with the mode that is in effect. Raise SlotbridgeError.
     """
-    known, snapshot = look_for_known(topics), settings.snapshot
+    known = look_for_known(topics)
     beginning = None
-    if snapshot.without_key == "read":
+    if snapshot.reads_without_key:
         beginning = beginning_for(owner, known.beginnings)
     source = require(settings.source, "source")
     reader = SnapshotReader(

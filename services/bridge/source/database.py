@@ -68,7 +68,6 @@ class Primary:
         """Of the server's process that owns the origin."""
         self.streams = False
         """Whether the replication connection streams, so that the server is known to be there."""
-        self.reads_rows = False
         """Whether a snapshot sends the rows that the tables already have."""
         self._slot_read = False
         self._publication_oid: int | None = None
@@ -192,10 +191,10 @@ class Primary:
             )
 
     def tell_rows_before(self) -> None:
-        """Say which rows nobody sends, as a new slot begins after them."""
+        """Log how many rows the tables have that the new slot, which begins after them, lacks."""
         with self._statement("estimate the rows of tables"):
             before = rows_before(self._connection, self._settings.publication)
-        if (before.rows or before.tables_unknown) and not self.reads_rows:
+        if before.rows or before.tables_unknown:
             tell = logger.warning if before.rows else logger.info
             tell(
                 "rows that the tables already have are not sent: the slot begins after them",
