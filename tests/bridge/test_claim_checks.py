@@ -20,6 +20,7 @@ from schemas.large_values import Reference, reference_of, truncation_of
 from services.bridge import failpoints
 from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
+from tests.bridge.recover_process import recovered
 from tests.bridge.running import Bridge
 from tests.bridge.test_schema_registry import PARTS, READERS
 from tests.providers.interface import Provider
@@ -322,3 +323,27 @@ def test_what_an_operator_must_mend_ends_in_an_exit_code(
         nowhere.cut()
         assert gone.exit_code(120) == ExitCode.STORAGE_UNREACHABLE, gone.output
     assert "check that the storage runs" in gone.output
+
+
+def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
+    source: tuple[str, Run], new_bridge: NewBridge, tmp_path: Path
+) -> None:
+    conninfo, run = source
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    bridge = new_bridge(conninfo, shaping=CLAIMS, claim_check={"uri": folder.as_uri()})
+    bridge.start().streaming()
+    run("INSERT INTO doc VALUES ('1', repeat('1', 2000), NULL, NULL, 1)")
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    run(f"SELECT pg_drop_replication_slot('{bridge.slot}')")
+    run("INSERT INTO doc VALUES ('2', repeat('2', 2000), NULL, NULL, 2)")
+    for lost in folder.iterdir():
+        lost.unlink()
+    assert recovered(bridge).tables["public.doc"].created == 1
+    values = {}
+    for event in bridge.events("doc"):
+        reference = reference_of(event["after"]["body"].encode())
+        assert reference is not None
+        values[event["after"]["n"]] = (folder / reference.sha256).read_text()
+    assert values == {1: "1" * 2000, 2: "2" * 2000}
