@@ -211,6 +211,15 @@ class TablesSettings(_Part):
     does not grow with the table. 16 bytes a row, and its key's bytes unless that is one integer."""
     orphans_older_ms: int = Field(24 * 3600 * 1000, ge=0)
     """`maintain` removes files that no snapshot names once they are older than this."""
+    audit_interval_ms: int = Field(0, ge=0, le=7 * 24 * 3600 * 1000)
+    """How often `run` audits all tables beside its epochs, as `slottables audit` does; 0: never. It
+    needs the section `source`."""
+    audit_deadline_ms: int = Field(60_000, ge=1_000, le=3600_000)
+    """Longest time that an audit waits for transactions that are open at the source, and then for
+    the epoch of its snapshot. After that the tables are not judged."""
+    audit_busy_percent: float = Field(3.0, gt=0, le=100)
+    """Share of its time that an audit lets the source work, on one connection. It pauses for the
+    rest, and its database snapshot stays open for longer."""
     http_host: str = "127.0.0.1"
     """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)

@@ -3,23 +3,28 @@
 import contextlib
 import json
 import os
-import signal
+import re
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
 
 from schemas.errors import ExitCode, SettingsError, SlotbridgeError
 from schemas.lsn import parse_lsn
-from schemas.settings import KafkaSettings, Settings, load_settings, require
+from schemas.settings import Settings, load_settings, require
 from schemas.version import print_version
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.terminal import (
+    Config,
+    Json,
+    exit_codes,
+    readable,
+    stop_on_signals,
+    write_line,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-Config = Annotated[Path, typer.Option("--config", help="YAML configuration file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
 
 
 @app.callback()
@@ -60,14 +63,15 @@ def run(
     ] = False,
 ) -> None:
     """Keep the tables current with the topics, until SIGTERM or SIGINT."""
+    from spark_consumers.audit.schedule import scheduled
     from spark_consumers.epochs import job
     from spark_consumers.kafka.reader import require_broker
 
-    with _exit_codes(as_json=as_json):
+    with exit_codes(as_json=as_json):
         settings = load_settings(config)
-        kafka, stop = readable(settings), _stop_on_signals()
+        kafka, stop = readable(settings), stop_on_signals()
         require_broker(kafka)
-        with _session(settings) as spark:
+        with _session(settings) as spark, scheduled(spark, settings):
             job.run_epochs(
                 spark,
                 settings,
@@ -102,7 +106,7 @@ def verify(
     from spark_consumers.verify.as_of import verify_as_of
     from spark_consumers.verify.comparison import verify_tables
 
-    with _exit_codes(as_json=as_json):
+    with exit_codes(as_json=as_json):
         settings = load_settings(config)
         with _session(settings) as spark:
             names, shown = tuple(table or ()), 5 if examples else 0
@@ -113,12 +117,54 @@ def verify(
         equal = all(comparison.equal for comparison in found)
         if as_json:
             tables = [asdict(comparison) | {"equal": comparison.equal} for comparison in found]
-            _write(json.dumps({"equal": equal, "tables": tables}))
+            write_line(json.dumps({"equal": equal, "tables": tables}))
         else:
             for comparison in found:
-                _write(comparison.line())
+                write_line(comparison.line())
         if not equal:
             raise SystemExit(int(ExitCode.CHECK_FAILED))
+
+
+@app.command()
+def audit(
+    config: Config,
+    table: Annotated[
+        list[str] | None, typer.Argument(help="Source tables as schema.table; none: all.")
+    ] = None,
+    as_json: Json = False,
+    repeat: Annotated[
+        str, typer.Option(help="Audit again and again, one each interval: 30s, 15m, 1h.")
+    ] = "",
+) -> None:
+    """Compare tables with their source exactly while all goes on, as of one LSN.
+
+    `run` must be running. Exit 0 when all rows are equal, 1 when some differ, 19 when a table was
+    not judged.
+    """
+    from spark_consumers.audit.audit import Audit
+    from spark_consumers.audit.report import audit_lines, exit_code
+    from spark_consumers.audit.schedule import repeated
+    from spark_consumers.restore.bars import bars
+
+    with exit_codes(as_json=as_json):
+        settings, interval_s = load_settings(config), _seconds(repeat)
+        stop = stop_on_signals()
+        names, code = tuple(table or ()), ExitCode.OK
+        with _session(settings) as spark, bars() as progress:
+            work = Audit(spark, settings, stop=stop, told=progress)
+            for found in repeated(lambda: work.run(names), interval_s, stop):
+                if isinstance(found, SlotbridgeError):
+                    if not repeat:
+                        raise found
+                    sys.stderr.write(f"error: {found}\n")
+                    continue
+                code = exit_code(found, named=bool(names))
+                for line in audit_lines(found, as_json=as_json):
+                    write_line(line)
+                if not repeat:
+                    break
+        if code != ExitCode.OK:
+            raise SystemExit(int(code))
 
 
 @app.command()
@@ -127,9 +173,9 @@ def rebuild(
     table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
 ) -> None:
     """Let `run` rebuild tables from Kafka with its next epoch. Old rows stay until then."""
-    with _exit_codes(as_json=False), _operating(config) as operator:
+    with exit_codes(as_json=False), _operating(config) as operator:
         for name in operator.rebuild(table):
-            _write(f"{name}: `slottables run` makes it anew with its next epoch")
+            write_line(f"{name}: `slottables run` makes it anew with its next epoch")
 
 
 @app.command()
@@ -141,20 +187,20 @@ def unpark(
 
     Remove first what they were refused for; a table that is refused again stays parked.
     """
-    with _exit_codes(as_json=False), _operating(config) as operator:
+    with exit_codes(as_json=False), _operating(config) as operator:
         for name in operator.unpark(table):
-            _write(f"{name}: `slottables run` brings it to the others with its next epoch")
+            write_line(f"{name}: `slottables run` brings it to the others with its next epoch")
 
 
 @app.command()
 def maintain(config: Config, as_json: Json = False) -> None:
     """Compact tables, remove old epochs and orphaned files. `run` may run meanwhile."""
-    with _exit_codes(as_json=as_json), _operating(config) as operator:
+    with exit_codes(as_json=as_json), _operating(config) as operator:
         for done in operator.maintain():
             if as_json:
-                _write(json.dumps(asdict(done)))
+                write_line(json.dumps(asdict(done)))
             else:
-                _write(
+                write_line(
                     f"{done.table}: {done.files_before} files, now {done.files_after};"
                     f" {done.snapshots} snapshots, {done.orphans} lost files removed"
                 )
@@ -163,9 +209,9 @@ def maintain(config: Config, as_json: Json = False) -> None:
 @app.command()
 def epochs(config: Config, as_json: Json = False) -> None:
     """List the epochs that are kept: number, LSN, tag, commit time, snapshots."""
-    with _exit_codes(as_json=as_json), _operating(config) as operator:
+    with exit_codes(as_json=as_json), _operating(config) as operator:
         for found in operator.epochs():
-            _write(json.dumps(found) if as_json else f"{found['epoch']} {found['tag']}")
+            write_line(json.dumps(found) if as_json else f"{found['epoch']} {found['tag']}")
 
 
 @app.command()
@@ -175,9 +221,9 @@ def tag(
     as_json: Json = False,
 ) -> None:
     """Tag one epoch in all tables, to join them by one name. `run` may run meanwhile."""
-    with _exit_codes(as_json=as_json), _operating(config) as operator:
+    with exit_codes(as_json=as_json), _operating(config) as operator:
         for table, name in operator.tag(_lsn(as_of)):
-            _write(json.dumps({"table": table, "tag": name}) if as_json else f"{table} {name}")
+            write_line(json.dumps({"table": table, "tag": name}) if as_json else f"{table} {name}")
 
 
 @app.command()
@@ -192,11 +238,11 @@ def blame(
     """Show what each transaction made of a row: LSN, commit time, xid, values that changed."""
     from spark_consumers.blame import blame
 
-    with _exit_codes(as_json=as_json):
+    with exit_codes(as_json=as_json):
         settings = load_settings(config)
         with _session(settings) as spark:
             for version in blame(spark, settings, table, key):
-                _write(json.dumps(version.document()) if as_json else version.line())
+                write_line(json.dumps(version.document()) if as_json else version.line())
 
 
 @app.command()
@@ -218,14 +264,14 @@ def status(
 
     from spark_consumers.status import read_run_status
 
-    with _exit_codes(as_json=as_json):
+    with exit_codes(as_json=as_json):
         tables = require(load_settings(config).tables, "tables")
-        stop, before = _stop_on_signals() if watch else None, None
+        stop, before = stop_on_signals() if watch else None, None
         console = Console(highlight=False, soft_wrap=True)
         while True:
             found = read_run_status(tables)
             if as_json:
-                _write(json.dumps(found.document(before)))
+                write_line(json.dumps(found.document(before)))
             else:
                 if watch:
                     console.clear()
@@ -242,7 +288,7 @@ def executor() -> None:
 
     from spark_consumers.executor import executor_command
 
-    with _exit_codes(as_json=False):
+    with exit_codes(as_json=False):
         command = executor_command(os.environ, Path(pyspark.__path__[0]))
         os.execvp(command[0], command)  # noqa: S606 - it stays the first process of its pod
 
@@ -275,7 +321,7 @@ def restore(
     from spark_consumers.restore.bars import bars
     from spark_consumers.restore.restoration import restore
 
-    with _exit_codes(as_json=as_json):
+    with exit_codes(as_json=as_json):
         settings, lsn = load_settings(config), _lsn(as_of)
         with _session(settings) as spark, bars() as progress:
             found = restore(
@@ -285,7 +331,7 @@ def restore(
                 progress=progress,
             )
         for line in found.documents() if as_json else found.lines():
-            _write(line if isinstance(line, str) else json.dumps(line))
+            write_line(line if isinstance(line, str) else json.dumps(line))
 
 
 @contextlib.contextmanager
@@ -308,27 +354,14 @@ def _session(settings: Settings) -> Iterator["SparkSession"]:
         spark.stop()
 
 
-def readable(settings: Settings) -> KafkaSettings:
-    """Return the section `kafka`. Raise SettingsError for formats that the tables can't read."""
-    kafka = require(settings.kafka, "kafka")
-    for key in ("key_format", "value_format"):
-        if (found := getattr(kafka, key)) != "json":
-            raise SettingsError(
-                f"slottables reads plain JSON, and kafka.{key} is {found}",
-                operation="read settings",
-                subject=f"topics {kafka.topic_prefix}.*",
-                hint="set both formats to json; give readers of other formats a bridge of their "
-                "own, with another slot and topic prefix",
-            )
-    if kafka.cloudevents == "structured":
+def _seconds(text: str) -> float:
+    """Read a time such as 90s, 15m or 1h; 0 for an empty text. Raise SettingsError for others."""
+    match = re.fullmatch(r"([0-9]+)([smh])", text)
+    if text and match is None:
         raise SettingsError(
-            "slottables reads plain JSON, and kafka.cloudevents is structured",
-            operation="read settings",
-            subject=f"topics {kafka.topic_prefix}.*",
-            hint="set kafka.cloudevents to binary, or give readers of structured CloudEvents a "
-            "bridge of their own, with another slot and topic prefix",
+            f"{text!r} is not a time", operation="read the command line", hint="--repeat 1h"
         )
-    return kafka
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
 
 
 def _lsn(text: str) -> int:
@@ -341,58 +374,13 @@ def _lsn(text: str) -> int:
 
 
 def _print_json(report: EpochReport) -> None:
-    _write(json.dumps(report.document()))
+    write_line(json.dumps(report.document()))
 
 
 def _print_line(report: EpochReport) -> None:
     found = report.document()
-    _write(
+    write_line(
         f"epoch {found['epoch']}: {found['transactions']} transactions, {found['events']} events,"
         f" {len(report.tables)} tables, up to {found['commit_lsn']}, {found['seconds']} s,"
         f" {found['lag_ms']} ms behind"
     )
-
-
-def _write(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set; a second signal of either kills the process."""
-    stop = threading.Event()
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        stop.set()
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
-    return stop
-
-
-@contextlib.contextmanager
-def _exit_codes(*, as_json: bool) -> Iterator[None]:
-    """Log to stderr; turn a SlotbridgeError into one line there and its exit code."""
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if as_json
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
-        ],
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-    )
-    try:
-        yield
-    except SlotbridgeError as error:
-        if as_json:
-            fields = ("operation", "subject", "lsn", "hint")
-            document = {"error": error.message} | {name: getattr(error, name) for name in fields}
-            _write(json.dumps(document | {"exit_code": int(error.exit_code)}))
-        sys.stderr.write(f"error: {error}\n")
-        raise SystemExit(int(error.exit_code)) from None

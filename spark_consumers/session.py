@@ -96,11 +96,25 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
             signal.signal(signal.SIGINT, handler)
     # Set these only now: options of the builder are on Java's command line, which all users of the
     # machine can read. Spark loads a catalog when it is first named.
+    _set_catalog(session, tables)
+    _quieten(session)
+    return session
+
+
+def session_beside(session: SparkSession, tables: TablesSettings) -> SparkSession:
+    """Return another session of the same Spark, for work beside the epochs.
+
+    An epoch gives all reads and writes of its own session a branch, for a while.
+    """
+    another = session.newSession()
+    _set_catalog(another, tables)
+    return another
+
+
+def _set_catalog(session: SparkSession, tables: TablesSettings) -> None:
     given = {n: v for n, v in tables.spark_options.items() if n.startswith(_CATALOGS)}
     for name, value in (catalog_options(tables) | given).items():
         session.conf.set(name, value)
-    _quieten(session)
-    return session
 
 
 def session_options(

@@ -5,7 +5,7 @@
 --
 -- bridge       slotbridge run, slotbridge status
 -- failover     slotfailover check, failover (switchover and rejoin need a superuser)
--- tables       slottables verify
+-- tables       slottables verify; for slottables audit give -v audit=on: REPLICATION, for a temporary slot
 -- snapshot     the role of snapshot.conninfo, which reads rows from a standby; without that setting, none
 -- publication  made for all tables where it is missing; only a superuser can
 --
@@ -40,6 +40,11 @@ SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I', schemaname, :'tables')
   FROM pg_publication_tables WHERE pubname = :'publication' \gexec
 SELECT format('GRANT SELECT ON TABLE %I.%I TO %I', schemaname, tablename, :'tables')
   FROM pg_publication_tables WHERE pubname = :'publication' \gexec
+
+-- slottables audit: a temporary slot tells the LSN of its snapshot.
+\if :{?audit}
+ALTER ROLE :"tables" REPLICATION;
+\endif
 
 -- Snapshots by a standby, which replays these grants: the rows that are published, and which timeline
 -- it replays.

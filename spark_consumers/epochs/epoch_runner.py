@@ -4,8 +4,7 @@
     1. cut     whole transactions after the last epoch (kafka/transactions)
     2. read    their events, all that their ENDs count (epochs/event_reader)
     3. write   into a branch of each table, which nobody reads (epochs/stage)
-    4. seal    each table that has something of it becomes what its branch is, with the LSN and a
-               tag, in one commit (epochs/stage, iceberg/staging)
+    4. seal    its tables become their branches, each in one commit (epochs/stage, iceberg/staging)
     5. record  the epoch is written down in one commit: now it is done (epochs/ledger)
     6. follow  the key indexes, which readers do not wait for (epochs/stage)
 
@@ -256,8 +255,9 @@ class EpochRunner:
         if not self._log.waiting()[1]:
             return None
         self._read_small_topics()
-        change = self._shapes.first_change(self._record.commit_lsn)
-        return self._log.cut(self._settings.offsets_per_trigger_max, change)
+        done = self._record.commit_lsn
+        limits = self._shapes.first_change(done), self._ledger.audits.first_cut(self._spark, done)
+        return self._log.cut(self._settings.offsets_per_trigger_max, *limits)
 
     def _read_small_topics(self) -> None:
         """Read shapes and divergences that were written before the transactions taken so far.

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from schemas.errors import OperatorNeeded, SettingsError, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.tables import TablesSettings
+from spark_consumers.epochs.audit_log import AuditLog
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, retention
 from spark_consumers.iceberg.maintenance import Recorded
@@ -102,6 +103,7 @@ class Ledger:
 
     def __init__(self, namespace: str, settings: TablesSettings) -> None:
         self.identifier = catalog.identifier(namespace, NAME)
+        self.audits = AuditLog(namespace)
         self._most = settings.epochs_kept
         self._retention = Retention.of(settings)
 

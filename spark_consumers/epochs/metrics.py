@@ -12,6 +12,8 @@ from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
 from schemas.version import version
 from services.runtime.tracing import HELP as SPANS_HELP
+from spark_consumers.epochs.audit_log import AuditResult
+from spark_consumers.epochs.audit_metrics import AuditMetrics
 from spark_consumers.epochs.ledger import ParkedTable
 from spark_consumers.epochs.parking import described
 from spark_consumers.epochs.report import EpochReport
@@ -48,12 +50,11 @@ class Metrics:
             "Bytes of WAL between the tables' commit LSN and the last transaction that was read.",
         )
         self._tell_build()
-        lag = self._gauge(
+        self._gauge(
             "lag_seconds",
             "Seconds since the commit of the oldest transaction that the tables lack, parked ones "
             "apart.",
-        )
-        lag.set_function(self._lag_seconds)
+        ).set_function(self._lag_seconds)
         self._seconds = Histogram(
             "slottables_epoch_seconds",
             "Seconds that an epoch took.",
@@ -72,6 +73,7 @@ class Metrics:
             registry=self.registry,
         )
         self._table_rows, self._rebuild, self._parked = _by_table(self.registry)
+        self._audits = AuditMetrics(self.registry)
         self._batch_seconds = Histogram(
             "slottables_batch_seconds",
             "Seconds that a micro-batch of the streaming query took, its epochs included.",
@@ -193,6 +195,10 @@ class Metrics:
         self._rebuild.clear()
         for name in tables:
             self._rebuild.labels(name).set(1)
+
+    def audited(self, findings: Mapping[str, AuditResult]) -> None:
+        """Record what the last audit of each source table found."""
+        self._audits.tell(findings)
 
     def waiting(self, since_ms: int, lag_bytes: int) -> None:
         """Record the lag: the oldest waiting transaction's commit time (0: none) and the bytes."""

@@ -19,16 +19,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from schemas.errors import ExitCode, Retryable
 from schemas.tables import TablesSettings
+from spark_consumers.epochs.audit_log import AuditLog
 from spark_consumers.epochs.checkpoint import Checkpoint
 from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.listener import BatchListener
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.session import local_folder
 
 log = structlog.get_logger()
 _POLL_S = 0.1
 _REDO_DEADLINE_S = 60.0
+_AUDITS_EVERY_S = 10.0
 CHECKPOINTS = "_checkpoints"
 """The folder in the warehouse that has the checkpoints, one for each namespace."""
 
@@ -64,6 +67,8 @@ class Stream:
         self._read_to = 0
         """The offset up to which all micro-batches are done."""
         self._maintained = time.monotonic()
+        self._audits = AuditLog(runner.namespace)
+        self._next_audits = self._maintained
 
     def run(self, *, until_idle_s: float | None, once: bool) -> None:
         """Run epochs until `stop` is set; finish the epoch under way first.
@@ -187,6 +192,17 @@ class Stream:
         self._metrics.rebuilding([name for name, state in states if state.rebuild])
         self._metrics.parked(self._runner.parking.tables)
 
+    def _tell_audits(self) -> None:
+        """Let the metrics have what audits found, also those of other programs."""
+        if time.monotonic() < self._next_audits:
+            return
+        self._next_audits = time.monotonic() + _AUDITS_EVERY_S
+        try:
+            self._metrics.audited(self._audits.findings(self._spark))
+        except FOREIGN as error:
+            failure = translated(error, "read the results of audits")
+            log.warning("the metrics of audits are out of date", error=str(failure))
+
     def _overtaken(self) -> Retryable:
         return Retryable(
             "another program has changed the checkpoint of the streaming query",
@@ -204,6 +220,7 @@ class Stream:
         """Wait for the end of the query, or for a reason to end it."""
         idle_since = time.monotonic()
         while query.isActive and not self._stop.wait(_POLL_S):
+            self._tell_audits()
             if not self._working.acquire(blocking=False):
                 idle_since = time.monotonic()
                 continue

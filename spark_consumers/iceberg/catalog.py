@@ -153,6 +153,28 @@ def snapshot_id(table: Any) -> int | None:
     return None if snapshot is None else int(snapshot.snapshotId())
 
 
+def latest_of_epoch(table: Any, snapshot: int, epoch: int) -> int:
+    """Return the table's last snapshot that has no epoch after `epoch`, which `snapshot` is of.
+
+    Later snapshots than `snapshot` are those of compaction, and of whoever else has written: that
+    is what readers get. A table that was rolled back behind `snapshot` has its present one.
+    """
+    current = table.currentSnapshot()
+    found, brought = None, -1
+    while current is not None:
+        if int(summary_of(current).get(EPOCH, -1)) > epoch:
+            found = None
+        elif found is None:
+            found = int(current.snapshotId())
+        brought = max(brought, int(summary_of(current).get(EPOCH, -1)))
+        if int(current.snapshotId()) == snapshot:
+            return snapshot if found is None else found
+        parent = current.parentId()
+        current = None if parent is None else table.snapshot(parent)
+    rolled_back = found is not None and brought <= epoch
+    return found if found is not None and rolled_back else snapshot
+
+
 def as_of(spark: SparkSession, identifier: str, snapshot: int) -> DataFrame:
     """Return a table as it was: its rows, and the columns that it had."""
     return spark.read.option("versionAsOf", str(snapshot)).table(identifier)

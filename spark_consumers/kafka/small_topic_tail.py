@@ -48,8 +48,16 @@ def consumer(kafka: KafkaSettings) -> Consumer:
 class SmallTopicTail:
     """The committed records of a topic, each given once."""
 
-    def __init__(self, kafka: KafkaSettings, topics: TopicOffsets, topic: str) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        topics: TopicOffsets,
+        topic: str,
+        offsets_max: int | None = None,
+    ) -> None:
+        """Begin at the topic's first record, or at the last `offsets_max` offsets."""
         self.topic = topic
+        self._offsets_max = offsets_max
         self._topics = topics
         self._consumer = consumer(kafka)
         self._at: dict[int, int] = {}
@@ -112,6 +120,9 @@ class SmallTopicTail:
             return
         first = self._topics.first({self.topic: tuple(new)})[self.topic]
         self._at |= first
+        if self._offsets_max is not None:
+            ends = self._topics.written({self.topic: tuple(new)})[self.topic]
+            self._at |= {n: max(first[n], end - self._offsets_max) for n, end in ends.items()}
         self.lost_beginning |= any(first.values())
         self._consumer.assign(
             [TopicPartition(self.topic, number, at) for number, at in sorted(self._at.items())]

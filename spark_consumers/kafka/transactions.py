@@ -88,20 +88,26 @@ class Transactions:
         own = [end for end in self._ends if end.counts]
         return (own[0].ts_ms, own[-1].commit_lsn) if own else (0, 0)
 
-    def cut(self, events_max: int, before_lsn: int | None = None) -> Cut | None:
+    def cut(
+        self, events_max: int, before_lsn: int | None = None, split_lsn: int | None = None
+    ) -> Cut | None:
         """Cut an epoch of up to `events_max` events of followed tables; None without any.
 
         It has at least one transaction, and ends with one that has such events, so that `upto`
         finds the same cut again. `before_lsn`: end before the transaction that commits there,
-        unless it is the first.
+        unless it is the first. `split_lsn`: end before what commits there or later; without effect
+        where that is the first.
         """
         found: Cut | None = None
         events = 0
-        for end in self._ends:
-            if not end.counts:
-                continue
+        own = [end for end in self._ends if end.counts]
+        limits = [] if before_lsn is None else [before_lsn]
+        if own and split_lsn is not None and own[0].commit_lsn < split_lsn:
+            limits.append(split_lsn)
+        limit = min(limits, default=None)
+        for end in own:
             events += end.counts.total()
-            past = before_lsn is not None and end.commit_lsn >= before_lsn
+            past = limit is not None and end.commit_lsn >= limit
             if found is not None and (events > events_max or past):
                 break
             found = found or Cut(end.commit_lsn, end.offset)

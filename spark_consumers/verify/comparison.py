@@ -226,7 +226,7 @@ def compared(
 
     `names` are the columns' names, `key` the places of those that identify a row.
     """
-    groups = _groups(left, right, key)
+    groups = groups_of(left, right, key)
     counts = groups.agg(
         *(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in ("source", "table", *_KINDS))
     ).collect()[0]
@@ -300,7 +300,7 @@ def _table_rows(spark: SparkSession, side: _Side, names: Sequence[str]) -> DataF
     )
 
 
-def _groups(left: DataFrame, right: DataFrame, key: Sequence[int]) -> DataFrame:
+def groups_of(left: DataFrame, right: DataFrame, key: Sequence[int]) -> DataFrame:
     """Count how often each key (without one: each row) is on either side, and the rows that differ.
 
     Columns: the key's, then source, table, missing, extra, different (counts of rows).

@@ -28,7 +28,7 @@ from services.bridge.pgoutput.messages import (
 from services.bridge.recovery.event_positions import EventPosition, KafkaRecord, position_of_record
 from services.bridge.sink.cloud_events import events_of
 from services.bridge.transactions.assembler import EventBatch
-from spark_consumers.command import readable
+from spark_consumers.terminal import readable
 from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import read_committed
 from tests.bridge.test_writers import JSON, LSN, NOW_US, ROW, TABLE, assembler

@@ -64,6 +64,7 @@ _KNOWN: Final[dict[str, dict[str, Any]]] = {
     "monitoring.prometheusRule.lagBytes": {"type": "integer", "minimum": 1},
     "monitoring.prometheusRule.lagSeconds": {"type": "integer", "minimum": 1},
     "monitoring.prometheusRule.tablesLagSeconds": {"type": "integer", "minimum": 1},
+    "monitoring.prometheusRule.tablesAuditSeconds": {"type": "integer", "minimum": 1},
 }
 _FREE: Final = ("resources", "nodeSelector", "affinity", "annotations", "labels", "podLabels")
 _FREE_TOO: Final = ("podAnnotations", "podSecurityContext", "securityContext")

@@ -124,6 +124,15 @@ CASES: Final = {
     "SlottablesDeadLetters": Case(
         {"slottables_dead_letters_total": "0+1x200"}, {"slottables_dead_letters_total": "7x200"}
     ),
+    "SlottablesAuditDifferences": level(
+        'slottables_audit_differences{table="public.t"}', "1", "0", table="public.t"
+    ),
+    "SlottablesAuditStale": level(
+        'slottables_verified_age_seconds{table="public.t"}',
+        *("100000", "3600"),
+        at=30,
+        table="public.t",
+    ),
 }
 
 

@@ -150,6 +150,7 @@ PURE = (
     "services.demo.comparison",
     "spark_consumers.epochs.topic_summary",
     "spark_consumers.events",
+    *("spark_consumers.audit.audited_table", "spark_consumers.audit.report"),
     "spark_consumers.iceberg.layout",
     "spark_consumers.restore.values",
     *(f"spark_consumers.key_index.{name}" for name in ("deletion_vectors", "keys", "segments")),
@@ -175,9 +176,9 @@ LAYERS = {
         ("cli",),
     ),
     "spark_consumers": (
-        *(("java", "session", "sql", "key_index", "executor", "status"), ("events",)),
+        *(("java", "session", "sql", "key_index", "executor", "status", "terminal"), ("events",)),
         *(("failures", "kafka"), ("iceberg",), ("epochs",), ("blame", "verify", "operations")),
-        *(("restore",), ("command",), ("submit",)),
+        *(("restore", "audit"), ("command",), ("submit",)),
     ),
 }
 """Service -> its rooms from the ground up: each imports itself and rooms below it."""

@@ -168,21 +168,22 @@ NewPipeline = Callable[..., Pipeline]
 def new_pipeline(
     spark: SparkSession, kafka: Broker, topic_prefix: str, warehouse: Path
 ) -> Iterator[NewPipeline]:
-    """`new_pipeline(conninfo="", publication="p", shaping={}, **tables_settings)`: nothing is
-    published yet."""
+    """`new_pipeline(conninfo="", publication="p", shaping={}, **tables_settings)`, also `slot`:
+    nothing is published yet."""
 
     made: list[Pipeline] = []
 
     def make(
         conninfo: str = "",
         publication: str = "p",
+        slot: str = "slotbridge",
         shaping: dict[str, Any] | None = None,
         **tables: Any,
     ) -> Pipeline:
         shaped = ShapingSettings.model_validate(shaping or {})
         settings = Settings(
             source=SourceSettings.model_validate(
-                {"conninfo": conninfo, "publication": publication}
+                {"conninfo": conninfo, "publication": publication, "slot": slot}
             ),
             kafka=KafkaSettings(
                 bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix

@@ -14,7 +14,7 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.kafka import Format
 from schemas.settings import Settings
 from services.testbed.java import short_lived_spark
-from spark_consumers.command import readable
+from spark_consumers.terminal import readable
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import Pipeline

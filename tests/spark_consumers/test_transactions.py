@@ -46,6 +46,18 @@ def test_a_cut_ends_before_a_change_and_is_found_again_by_its_lsn() -> None:
     assert log.upto(350) is None
 
 
+def test_a_cut_ends_before_a_split_unless_that_is_the_first() -> None:
+    log = taken([end(1, t=1), end(2, t=1), end(3), end(4, t=1), end(5, t=1)])
+    first = log.cut(100, split_lsn=300)
+    assert first is not None and (first.commit_lsn, first.offset) == (200, end(2).offset + 1)
+    log.done(first)
+    for split_lsn, before_lsn, upto in ((300, None, 500), (400, None, 500), (450, 500, 400)):
+        cut = log.cut(100, before_lsn, split_lsn)
+        assert cut is not None and cut.commit_lsn == upto
+    last = log.cut(100, split_lsn=10_000)
+    assert last is not None and last.commit_lsn == 500
+
+
 def test_the_last_cut_goes_on_after_everything_that_was_read() -> None:
     log = taken([end(1, t=1), end(2, t=1), end(3)], offset=77)
     first = log.cut(1)

@@ -1,0 +1,302 @@
+"""Compares the tables with their sources while all goes on, exactly, as of one LSN.
+
+1. snapshot   of the source, with its LSN                        source_snapshot
+2. cut        the epoch of exactly what commits before it        cut
+3. hash       by bucket, at the source and in the Iceberg table  source_scan, table_rows
+4. compare    rows of buckets that differ, by value              verify.comparison
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import structlog
+from pyspark.sql import SparkSession
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError, SlotbridgeError
+from schemas.naming import Naming, schema_and_table
+from schemas.settings import Settings, require
+from spark_consumers.audit.audited_table import AuditedTable, audited, never_judged, not_now
+from spark_consumers.audit.cut import Cuts
+from spark_consumers.audit.report import TableAudit
+from spark_consumers.audit.source_scan import NotJudgedError, SourceScan
+from spark_consumers.audit.source_snapshot import OPERATION, SourceSnapshot, source_snapshot
+from spark_consumers.audit.table_rows import TableRows, differing_rows
+from spark_consumers.epochs.ledger import EpochRecord, Ledger, require_snapshot
+from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.holds import held
+from spark_consumers.iceberg.tables import State, Tables
+from spark_consumers.kafka.reader import TopicOffsets
+from spark_consumers.kafka.shapes import ShapeLog
+from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
+from spark_consumers.session import session_beside
+from spark_consumers.verify import hashes, postgres
+from spark_consumers.verify.comparison import compared, groups_of, source_rows
+from spark_consumers.verify.forms import Layer
+
+log = structlog.get_logger()
+ATTEMPTS: Final = 6
+"""Snapshots that are taken until `run` sees in time where to end an epoch."""
+BUCKETS_AT_ONCE: Final = 256
+ROWS_NAMED_MAX: Final = 20
+Told = Callable[[str, int, int], None]
+"""Takes a table, its pages that are read and all its pages."""
+_PUBLISHED = """
+    SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate
+    FROM pg_publication WHERE pubname = %s
+"""
+
+
+class Audit:
+    """Audits of the tables of one namespace."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        *,
+        stop: threading.Event,
+        told: Told = lambda _table, _done, _pages: None,
+    ) -> None:
+        self._spark = session_beside(spark, require(settings.tables, "tables"))
+        self._source = require(settings.source, "source")
+        self._kafka = require(settings.kafka, "kafka")
+        self._settings = require(settings.tables, "tables")
+        self._shaping = settings.shaping
+        self._whole = settings
+        self._naming = Naming(self._kafka.topic_prefix, settings.shaping)
+        self._tables = Tables(self._kafka, self._settings)
+        self._log = Ledger(self._tables.namespace, self._settings).audits
+        self._stop = stop
+        self._told = told
+
+    def run(self, names: Collection[str] = ()) -> list[TableAudit]:
+        """Audit all tables, or those of `names`; record the results where `run` reads them.
+
+        Raise a SlotbridgeError where not a single table could be looked at: NOT_JUDGED for what
+        passes by itself, WRONG_DATABASE for another server.
+        """
+        try:
+            with contextlib.closing(
+                Cuts(self._spark, self._whole, self._follows, self._stop)
+            ) as cuts:
+                found = self._run(cuts, names)
+                self._log.record(
+                    self._spark,
+                    {one.table: one.finding() for one in found if not one.by_design},
+                )
+        except FOREIGN as error:
+            raise translated(error, OPERATION) from error
+        except psycopg.Error as error:
+            raise SlotbridgeError(
+                f"the source refused a statement of the audit (SQLSTATE {error.sqlstate})",
+                operation=OPERATION,
+                hint="the source's log names the statement",
+            ) from error
+        return found
+
+    def _run(self, cuts: Cuts, names: Collection[str]) -> list[TableAudit]:
+        for attempt in range(1, ATTEMPTS + 1):
+            progress = cuts.progress()
+            with source_snapshot(
+                self._source, progress, deadline_ms=self._settings.audit_deadline_ms
+            ) as taken:
+                epoch = self._cut(cuts, taken)
+                if epoch is not None:
+                    return list(self._audit(taken, epoch, names))
+            log.info(
+                "the tables went beyond the snapshot before they could be cut", attempt=attempt
+            )
+        raise Retryable(
+            f"`slottables run` went beyond {ATTEMPTS} snapshots before it saw where to cut",
+            operation=OPERATION,
+            hint="audit again, or raise tables.trigger_interval_ms",
+            exit_code=ExitCode.NOT_JUDGED,
+        )
+
+    def _cut(self, cuts: Cuts, taken: SourceSnapshot) -> EpochRecord | None:
+        audit = uuid.uuid4().hex[:12]
+        last = cuts.last_epoch()
+        if last is None:
+            raise SettingsError(
+                "there is not an epoch yet",
+                operation=OPERATION,
+                subject=self._tables.namespace,
+                hint="start `slottables run` with these settings first",
+            )
+        self._log.ask(self._spark, audit, taken.lsn, past_lsn=last.commit_lsn)
+        try:
+            return cuts.epoch_before(taken.lsn, taken.timeline)
+        finally:
+            self._log.forget(self._spark, audit)
+
+    def _audit(
+        self, taken: SourceSnapshot, epoch: EpochRecord, names: Collection[str]
+    ) -> Iterator[TableAudit]:
+        states = self._tables.states(self._spark)
+        unknown = set(names) - set(states)
+        if unknown:
+            raise SettingsError(
+                f"there is no Iceberg table of {min(unknown)}",
+                operation=OPERATION,
+                subject=self._tables.namespace,
+                hint=f"tables: {', '.join(sorted(states)) or 'none'}",
+            )
+        wanted = [states[name] for name in sorted(names or states)]
+        topics = TopicOffsets(self._kafka)
+        shapes = ShapeLog(self._kafka, topics, self._naming, self._follows)
+        with contextlib.closing(shapes):
+            shapes.read()
+            filling = read_snapshots(self._kafka, topics, self._source.slot)
+            snapshots = {s.source: self._snapshot(epoch, s) for s in wanted}
+            kept = {s.identifier: snapshots[s.source] for s in wanted if snapshots[s.source]}
+            with held(self._spark, {name: n for name, n in kept.items() if n is not None}):
+                for state in wanted:
+                    yield self._one(taken, epoch, state, snapshots[state.source], shapes, filling)
+
+    def _one(
+        self,
+        taken: SourceSnapshot,
+        epoch: EpochRecord,
+        state: State,
+        snapshot: int | None,
+        shapes: ShapeLog,
+        filling: Snapshots,
+    ) -> TableAudit:
+        """Audit one table; what it can't compare is in the result's `reason`."""
+        base = TableAudit(state.source, state.identifier.replace("`", ""), taken.lsn, taken.ts_ms)
+        never = never_judged(self._settings, self._shaping, state.source, state.shape)
+        if never:
+            return dataclasses.replace(base, reason=never, by_design=True)
+        reason = not_now(state, taken.lsn)
+        if filling.unfinished(state.source, taken.lsn):
+            reason = "a snapshot of the bridge had not brought all its rows by then"
+        if reason or snapshot is None:
+            reason = reason or "its snapshot of the epoch was removed"
+            return dataclasses.replace(base, reason=reason)
+        try:
+            table, row_filter = self._compared(taken, epoch, state, shapes)
+            return self._compare(taken, base, state, snapshot, table, row_filter)
+        except NotJudgedError as error:
+            return dataclasses.replace(base, reason=str(error))
+
+    def _snapshot(self, epoch: EpochRecord, state: State) -> int | None:
+        table = catalog.load(self._spark, state.identifier)
+        try:
+            snapshot = require_snapshot(
+                table,
+                epoch.tables.get(state.source),
+                operation=OPERATION,
+                subject=state.source,
+                commit_lsn=epoch.commit_lsn,
+            )
+        except OperatorNeeded:
+            return None
+        return catalog.latest_of_epoch(table, snapshot, epoch.epoch)
+
+    def _compared(
+        self, taken: SourceSnapshot, epoch: EpochRecord, state: State, shapes: ShapeLog
+    ) -> tuple[AuditedTable, str | None]:
+        """Return what is compared of a table, and the rows' condition at the source."""
+        connection = taken.connection
+        row = connection.execute(_PUBLISHED, [self._source.publication]).fetchone()
+        published = postgres.published(connection, self._source.publication).get(state.source)
+        if row is None or published is None:
+            raise NotJudgedError("the publication does not have it")
+        if not row[0]:
+            raise NotJudgedError("the publication leaves out operations")
+        if self._source.origin == "none":
+            raise NotJudgedError("source.origin is none: rows of replication are not published")
+        known = shapes.upto(state.source, epoch.commit_lsn)
+        if not known:
+            raise NotJudgedError("Kafka does not have its columns as of the epoch")
+        columns = postgres.source_columns(connection, *schema_and_table(state.source))
+        columns = tuple(c for c in columns if c.name in published.columns)
+        table = audited(self._settings, self._naming, known[-1], columns)
+        if isinstance(table, str):
+            raise NotJudgedError(table)
+        return table, published.row_filter
+
+    def _compare(
+        self,
+        taken: SourceSnapshot,
+        base: TableAudit,
+        state: State,
+        snapshot: int,
+        table: AuditedTable,
+        row_filter: str | None,
+    ) -> TableAudit:
+        name = schema_and_table(state.source)
+        scan = SourceScan(
+            taken.connection,
+            name,
+            row_filter=row_filter,
+            busy_percent=self._settings.audit_busy_percent,
+            stop=self._stop,
+            told=lambda done, pages: self._told(state.source, done, pages),
+        )
+        count = hashes.bucket_count(scan.pages)
+        kinds = postgres.column_layers(taken.connection, name)
+        layers = [kinds[column.name] for column in table.columns]
+        rows = TableRows(self._spark, state.identifier, snapshot, table, count)
+        source = scan.buckets(table.columns, layers, table.key, count).rows
+        there = rows.buckets()
+        unequal = sorted(b for b in source.keys() | there.keys() if source.get(b) != there.get(b))
+        base = dataclasses.replace(
+            base,
+            source_rows=sum(number for number, _ in source.values()),
+            table_rows=sum(number for number, _ in there.values()),
+            buckets=count,
+            buckets_unequal=len(unequal),
+            columns_left=table.left,
+            busy_s=scan.busy_s,
+        )
+        return self._descend(base, scan, kinds, rows, table, unequal)
+
+    def _descend(
+        self,
+        base: TableAudit,
+        scan: SourceScan,
+        kinds: Mapping[str, Sequence[Layer]],
+        rows: TableRows,
+        table: AuditedTable,
+        unequal: list[int],
+    ) -> TableAudit:
+        """Compare rows of unequal buckets by value, some buckets at a time, until some differ."""
+        names = [field.name for field in table.fields]
+        texts = hashes.source_texts(table.columns, [kinds[c.name] for c in table.columns])
+        bucket = hashes.source_bucket([texts[n] for n in table.key] or texts, base.buckets)
+        for first in range(0, len(unequal), BUCKETS_AT_ONCE):
+            some = unequal[first : first + BUCKETS_AT_ONCE]
+            with tempfile.TemporaryDirectory(prefix="slottables-audit-") as folder:
+                scan.export(table.columns, kinds, bucket, some, Path(folder))
+                left = source_rows(self._spark, folder, table.columns)
+                right = rows.of(some)
+                found = compared(base.table, base.iceberg, left, right, names, table.key, 0)
+                if found.equal:
+                    continue
+                named = differing_rows(
+                    *(groups_of(left, right, table.key), left, right),
+                    *(names, table.key, ROWS_NAMED_MAX),
+                )
+            return dataclasses.replace(
+                base,
+                missing=found.missing,
+                extra=found.extra,
+                different=found.different,
+                rows=named,
+                buckets_left=len(unequal) - first - len(some),
+                busy_s=scan.busy_s,
+            )
+        return dataclasses.replace(base, busy_s=scan.busy_s)
+
+    def _follows(self, name: str) -> bool:
+        tables = self._settings.tables
+        return name in tables if tables else self._naming.publishes(*schema_and_table(name))

@@ -1,0 +1,178 @@
+"""A database snapshot of the source whose place among the commits is known exactly.
+
+    CREATE_REPLICATION_SLOT … TEMPORARY LOGICAL … (SNAPSHOT 'export')
+                              the snapshot sees what commits before the slot's LSN, and no more
+    SET TRANSACTION SNAPSHOT  keeps it; the slot is dropped at once
+
+The server drops slot and snapshot with the connections, however the audit ends.
+"""
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
+from schemas.events import ProgressRecord
+from schemas.lsn import parse_lsn
+from schemas.settings import SourceSettings
+from spark_consumers.verify import postgres
+
+OPERATION = "audit tables"
+_GRANT = "ALTER ROLE … REPLICATION for the role of source.conninfo, and SELECT on the tables"
+_OTHER_SYSTEM = "the server has another system identifier than the one of Kafka's events"
+_TIMEOUTS = (
+    "lock_timeout",
+    "statement_timeout",
+    "idle_in_transaction_session_timeout",
+    "transaction_timeout",
+)
+_IDENTITY = """
+    SELECT pg_is_in_recovery(),
+           (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user),
+           (SELECT system_identifier::text FROM pg_control_system()),
+           (SELECT oid::bigint FROM pg_publication WHERE pubname = %s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSnapshot:
+    """The source as of `lsn`: all that commits before it. `ts_ms`: when (since 1970)."""
+
+    connection: psycopg.Connection
+    lsn: int
+    timeline: int
+    ts_ms: int
+
+
+@contextlib.contextmanager
+def source_snapshot(
+    settings: SourceSettings, progress: ProgressRecord, *, deadline_ms: int
+) -> Iterator[SourceSnapshot]:
+    """Open a snapshot of the server that `progress` names.
+
+    Raise OperatorNeeded (WRONG_DATABASE, TIMELINE) for another server, SetupError where a privilege
+    or a free slot is missing, Retryable where the server does not answer or a transaction does not
+    end within `deadline_ms`.
+    """
+    with _connected(settings) as connection:
+        connection.autocommit = True
+        for name in _TIMEOUTS:
+            connection.execute(
+                "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = %s", [name]
+            )
+        connection.execute("SET row_security = off")
+        connection.execute("SET max_parallel_workers_per_gather = 0")
+        connection.execute("SET jit = off")
+        _require_source(connection, settings, progress)
+        with _replication(settings, deadline_ms) as replication:
+            timeline = _timeline(replication, progress)
+            lsn, name = _create_slot(replication)
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())
+        yield SourceSnapshot(connection, lsn, timeline, time.time_ns() // 1_000_000)
+        connection.execute("ROLLBACK")
+
+
+def _connected(settings: SourceSettings) -> contextlib.AbstractContextManager[psycopg.Connection]:
+    return postgres.connected(
+        settings.conninfo.get_secret_value(),
+        "the source",
+        OPERATION,
+        hint="check source.conninfo and that one of its hosts accepts connections",
+        grant=_GRANT,
+        timeout_s=settings.connect_timeout_s,
+    )
+
+
+@contextlib.contextmanager
+def _replication(settings: SourceSettings, deadline_ms: int) -> Iterator[psycopg.Connection]:
+    """Connect to the walsender; a new slot waits for open transactions up to `deadline_ms` each."""
+    with psycopg.connect(
+        settings.conninfo.get_secret_value(),
+        replication="database",
+        autocommit=True,
+        connect_timeout=settings.connect_timeout_s,
+        application_name="slottables_audit",
+        options=f"-c lock_timeout={deadline_ms}",
+    ) as connection:
+        yield connection
+
+
+def _create_slot(replication: psycopg.Connection) -> tuple[int, str]:
+    """Make the temporary slot; return its LSN and the name of the snapshot that it exports."""
+    name = f"slottables_audit_{uuid.uuid4().hex[:12]}"
+    command = f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
+    try:
+        row = replication.execute(command.encode()).fetchone()
+    except psycopg.errors.LockNotAvailable as error:
+        raise Retryable(
+            "a transaction at the source has been open for too long: a snapshot waits for its end",
+            operation=OPERATION,
+            subject=f"slot {name}",
+            hint="see pg_stat_activity.xact_start; audit again, or raise tables.audit_deadline_ms",
+            exit_code=ExitCode.NOT_JUDGED,
+        ) from error
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        raise SetupError(
+            "the source has not a slot to spare for the audit",
+            operation=OPERATION,
+            subject=f"slot {name}",
+            hint="raise max_replication_slots by one",
+        ) from error
+    assert row is not None
+    return parse_lsn(row[1]), str(row[2])
+
+
+def _require_source(
+    connection: psycopg.Connection, settings: SourceSettings, progress: ProgressRecord
+) -> None:
+    """Raise for a server that the bridge does not read from, and where the role may not audit."""
+    row = connection.execute(_IDENTITY, [settings.publication]).fetchone()
+    assert row is not None
+    standby, may_replicate, identifier, publication_oid = row
+    if identifier != progress.system_identifier:
+        raise _another(_OTHER_SYSTEM)
+    if standby:
+        raise _another("the server is a standby: only the primary gives a snapshot with its LSN")
+    if progress.publication_oid and publication_oid != progress.publication_oid:
+        raise _another("the database lacks the publication that Kafka's events are of")
+    if not may_replicate:
+        raise SetupError(
+            "the role may not make a temporary slot",
+            operation=OPERATION,
+            subject="the source",
+            hint=f"grant it: {_GRANT}",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+
+
+def _timeline(replication: psycopg.Connection, progress: ProgressRecord) -> int:
+    """Return the timeline of the walsender's server; raise where Kafka's events are of another."""
+    told = replication.execute(b"IDENTIFY_SYSTEM").fetchone()
+    assert told is not None
+    timeline = int(told[1])
+    if str(told[0]) != progress.system_identifier:
+        raise _another(_OTHER_SYSTEM)
+    if timeline != progress.timeline:
+        raise OperatorNeeded(
+            f"the server is on timeline {timeline}, Kafka's events are of {progress.timeline}",
+            operation=OPERATION,
+            subject="the source",
+            hint="wait until the bridge streams from the new primary, or correct source.conninfo",
+            exit_code=ExitCode.TIMELINE,
+        )
+    return timeline
+
+
+def _another(message: str) -> OperatorNeeded:
+    return OperatorNeeded(
+        message,
+        operation=OPERATION,
+        subject="the source",
+        hint="source.conninfo must lead to the database that the bridge reads from",
+        exit_code=ExitCode.WRONG_DATABASE,
+    )

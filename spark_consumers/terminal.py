@@ -1,0 +1,89 @@
+"""Parts that all commands share: options, lines on stdout, exit codes, signals."""
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import structlog
+import typer
+
+from schemas.errors import SettingsError, SlotbridgeError
+from schemas.settings import KafkaSettings, Settings, require
+
+Config = Annotated[Path, typer.Option("--config", help="YAML configuration file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
+
+
+def readable(settings: Settings) -> KafkaSettings:
+    """Return the section `kafka`. Raise SettingsError for formats that the tables can't read."""
+    kafka = require(settings.kafka, "kafka")
+    for key in ("key_format", "value_format"):
+        if (found := getattr(kafka, key)) != "json":
+            raise SettingsError(
+                f"slottables reads plain JSON, and kafka.{key} is {found}",
+                operation="read settings",
+                subject=f"topics {kafka.topic_prefix}.*",
+                hint="set both formats to json; give readers of other formats a bridge of their "
+                "own, with another slot and topic prefix",
+            )
+    if kafka.cloudevents == "structured":
+        raise SettingsError(
+            "slottables reads plain JSON, and kafka.cloudevents is structured",
+            operation="read settings",
+            subject=f"topics {kafka.topic_prefix}.*",
+            hint="set kafka.cloudevents to binary, or give readers of structured CloudEvents a "
+            "bridge of their own, with another slot and topic prefix",
+        )
+    return kafka
+
+
+def write_line(line: str) -> None:
+    """Write a line to stdout at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def stop_on_signals() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set; a second signal of either kills the process."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+@contextlib.contextmanager
+def exit_codes(*, as_json: bool) -> Iterator[None]:
+    """Log to stderr; turn a SlotbridgeError into one line there and its exit code."""
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+    try:
+        yield
+    except SlotbridgeError as error:
+        if as_json:
+            fields = ("operation", "subject", "lsn", "hint")
+            document = {"error": error.message} | {name: getattr(error, name) for name in fields}
+            write_line(json.dumps(document | {"exit_code": int(error.exit_code)}))
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(int(error.exit_code)) from None
