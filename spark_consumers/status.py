@@ -25,8 +25,9 @@ class RunStatus:
     """One look at a run: its last epoch, how far it is behind, and its tables.
 
     `rows`: written to each table since the run began. `rebuilding`: tables that are to be made
-    anew. `parked`: tables that stay behind, each with `has` and `refused_at` (LSNs), `reason` and
-    `remedy`. `time_s`: when it was, by a clock that only goes forwards.
+    anew. `filling`: tables that lack rows of a snapshot. `parked`: tables that stay behind, each
+    with `has` and `refused_at` (LSNs), `reason` and `remedy`. `time_s`: when it was, by a clock
+    that only goes forwards.
     """
 
     epoch: int
@@ -35,6 +36,7 @@ class RunStatus:
     lag_seconds: float
     rows: dict[str, int]
     rebuilding: list[str]
+    filling: list[str]
     parked: dict[str, dict[str, str]]
     time_s: float
 
@@ -62,9 +64,10 @@ class RunStatus:
             f" {self.lag_bytes:,} bytes and {self.lag_seconds:.1f} s behind"
         )
         table = Table("table", "rows", "rows/s", "", box=None)
-        for name in sorted({*self.rows, *self.rebuilding, *self.parked}):
+        for name in sorted({*self.rows, *self.rebuilding, *self.filling, *self.parked}):
             rate = f"{rates[name]:,.0f}" if name in rates else ""
-            note = "to be rebuilt" if name in self.rebuilding else ""
+            note = "filling: a snapshot has rows to bring" if name in self.filling else ""
+            note = "to be rebuilt" if name in self.rebuilding else note
             note = f"parked, has {self.parked[name]['has']}" if name in self.parked else note
             table.add_row(Text(name), f"{self.rows.get(name, 0):,}", rate, note)
         notes = (
@@ -124,6 +127,7 @@ def parsed_status(text: str, time_s: float) -> RunStatus:
         plain["slottables_lag_seconds"],
         {n: int(v) for metric, n, v in by_table if metric == "slottables_table_rows_total"},
         sorted(n for metric, n, v in by_table if metric == "slottables_table_rebuild" and v),
+        sorted(n for metric, n, v in by_table if metric == "slottables_table_filling" and v),
         {found["table"]: {n: v for n, v in found.items() if n != "table"} for found in parked},
         time_s,
     )

@@ -19,6 +19,8 @@ from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.stream import Stream
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
+from spark_consumers.kafka.reader import TopicOffsets
+from spark_consumers.kafka.snapshots import SnapshotTail
 
 log = structlog.get_logger()
 _LOSS_PAUSE_S = 0.1
@@ -164,13 +166,16 @@ def _follow(
         shuffle_partitions=spark.conf.get("spark.sql.shuffle.partitions"),
         adaptive=spark.conf.get("spark.sql.adaptive.enabled"),
     )
-    try:
-        tables = require(settings.tables, "tables")
-        stream = Stream(spark, tables, runner, metrics, report, stop)
+    with contextlib.ExitStack() as stack:
+        stack.callback(runner.close)
+        tables, kafka = require(settings.tables, "tables"), require(settings.kafka, "kafka")
+        snapshots = None
+        if settings.source is not None:
+            snapshots = SnapshotTail(kafka, TopicOffsets(kafka), settings.source.slot)
+            stack.callback(snapshots.close)
+        stream = Stream(spark, tables, runner, metrics, report, stop, snapshots)
         stream.run(until_idle_s=until_idle_s, once=once)
         return runner.parking.tables
-    finally:
-        runner.close()
 
 
 def require_readable(settings: Settings) -> None:

@@ -72,7 +72,7 @@ class Metrics:
             ["way"],
             registry=self.registry,
         )
-        self._table_rows, self._rebuild, self._parked = _by_table(self.registry)
+        self._table_rows, self._rebuild, self._parked, self._filling = _by_table(self.registry)
         self._audits = AuditMetrics(self.registry)
         self._batch_seconds = Histogram(
             "slottables_batch_seconds",
@@ -196,6 +196,12 @@ class Metrics:
         for name in tables:
             self._rebuild.labels(name).set(1)
 
+    def filling(self, tables: Iterable[str]) -> None:
+        """Record which tables lack rows that a snapshot of the bridge has yet to bring."""
+        self._filling.clear()
+        for name in tables:
+            self._filling.labels(name).set(1)
+
     def audited(self, findings: Mapping[str, AuditResult]) -> None:
         """Record what the last audit of each source table found."""
         self._audits.tell(findings)
@@ -213,7 +219,7 @@ class Metrics:
         return Gauge(f"slottables_{name}", what, registry=self.registry)
 
 
-def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge, Gauge]:
+def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge, Gauge, Gauge]:
     rows = Counter(
         "slottables_table_rows",
         "Rows written to each table, by source table.",
@@ -233,4 +239,11 @@ def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge, Gauge]:
         ["table", *_PARKED_LABELS],
         registry=registry,
     )
-    return rows, rebuild, parked
+    filling = Gauge(
+        "slottables_table_filling",
+        "1 while a table lacks rows from before the slot, which a snapshot of the bridge is yet to "
+        "bring, by source table. No series without the section source.",
+        ["table"],
+        registry=registry,
+    )
+    return rows, rebuild, parked, filling

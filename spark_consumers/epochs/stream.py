@@ -17,7 +17,7 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.tables import TablesSettings
 from spark_consumers.epochs.audit_log import AuditLog
 from spark_consumers.epochs.checkpoint import Checkpoint
@@ -26,12 +26,14 @@ from spark_consumers.epochs.listener import BatchListener
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.kafka.snapshots import SnapshotTail
 from spark_consumers.session import local_folder
 
 log = structlog.get_logger()
 _POLL_S = 0.1
 _REDO_DEADLINE_S = 60.0
-_AUDITS_EVERY_S = 10.0
+_LOOK_EVERY_S = 10.0
+_LOOK_DEADLINE_S = 2.0
 CHECKPOINTS = "_checkpoints"
 """The folder in the warehouse that has the checkpoints, one for each namespace."""
 
@@ -51,13 +53,16 @@ class Stream:
         metrics: Metrics,
         report: Callable[[EpochReport], None],
         stop: threading.Event,
+        snapshots: SnapshotTail | None,
     ) -> None:
+        """`snapshots`: of the bridge's slot; None where the slot is not known."""
         self._spark = spark
         self._settings = settings
         self._runner = runner
         self._metrics = metrics
         self._report = report
         self._stop = stop
+        self._snapshots = snapshots
         self._name = f"slottables {runner.namespace}"
         place = settings.checkpoint_location or f"{local_folder(settings)}/{CHECKPOINTS}"
         self._checkpoint = Checkpoint(spark, f"{place}/{runner.namespace}", runner.topic.name)
@@ -68,7 +73,7 @@ class Stream:
         """The offset up to which all micro-batches are done."""
         self._maintained = time.monotonic()
         self._audits = AuditLog(runner.namespace)
-        self._next_audits = self._maintained
+        self._next_look = self._maintained
 
     def run(self, *, until_idle_s: float | None, once: bool) -> None:
         """Run epochs until `stop` is set; finish the epoch under way first.
@@ -192,16 +197,29 @@ class Stream:
         self._metrics.rebuilding([name for name, state in states if state.rebuild])
         self._metrics.parked(self._runner.parking.tables)
 
-    def _tell_audits(self) -> None:
-        """Let the metrics have what audits found, also those of other programs."""
-        if time.monotonic() < self._next_audits:
+    def _look_around(self) -> None:
+        """Let the metrics have what other programs tell: audits, and snapshots of the bridge."""
+        if time.monotonic() < self._next_look:
             return
-        self._next_audits = time.monotonic() + _AUDITS_EVERY_S
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        self._tell_filling()
         try:
             self._metrics.audited(self._audits.findings(self._spark))
         except FOREIGN as error:
             failure = translated(error, "read the results of audits")
             log.warning("the metrics of audits are out of date", error=str(failure))
+
+    def _tell_filling(self) -> None:
+        if self._snapshots is None:
+            return
+        filling = []
+        try:
+            progress = self._snapshots.read(_LOOK_DEADLINE_S)
+            lsn = self._runner.record.commit_lsn
+            filling = progress.filling(list(self._runner.states), lsn)
+        except SlotbridgeError as error:
+            log.warning("not judged: which tables a snapshot has yet to fill", error=str(error))
+        self._metrics.filling(filling)
 
     def _overtaken(self) -> Retryable:
         return Retryable(
@@ -220,7 +238,7 @@ class Stream:
         """Wait for the end of the query, or for a reason to end it."""
         idle_since = time.monotonic()
         while query.isActive and not self._stop.wait(_POLL_S):
-            self._tell_audits()
+            self._look_around()
             if not self._working.acquire(blocking=False):
                 idle_since = time.monotonic()
                 continue

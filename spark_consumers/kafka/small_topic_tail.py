@@ -68,10 +68,11 @@ class SmallTopicTail:
         """Close the connections to the broker."""
         self._consumer.close()
 
-    def new(self) -> list[CommittedRecord]:
+    def new(self, deadline_s: float = READ_DEADLINE_S) -> list[CommittedRecord]:
         """Return the committed records that were written up to now, by partition and offset.
 
-        Wait for open transactions; raise Retryable when they don't end within READ_DEADLINE_S.
+        Wait for open transactions; raise Retryable when they don't end in time. What was read until
+        then is not given again: begin a new tail.
         """
         partitions = self._topics.partitions(self.topic)
         if not partitions:
@@ -79,7 +80,7 @@ class SmallTopicTail:
         self._assign(partitions)
         ends = self._topics.written({self.topic: partitions})[self.topic]
         found = []
-        deadline = time.monotonic() + READ_DEADLINE_S
+        deadline = time.monotonic() + deadline_s
         while any(self._at[number] < end for number, end in ends.items()):
             if time.monotonic() > deadline:
                 raise Retryable(

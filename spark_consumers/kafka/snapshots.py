@@ -1,14 +1,15 @@
 """Reads which tables' rows a bridge's snapshot has not brought to Kafka yet."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from schemas.errors import SlotbridgeError
 from schemas.events import snapshot_topic
 from schemas.settings import KafkaSettings
 from schemas.snapshot import SnapshotProgress
 from spark_consumers.kafka.reader import TopicOffsets
-from spark_consumers.kafka.small_topic_tail import SmallTopicTail
+from spark_consumers.kafka.small_topic_tail import READ_DEADLINE_S, SmallTopicTail
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +29,58 @@ class Snapshots:
         last = max(self.progress.values(), key=lambda one: one.ts_ms, default=None)
         return last is not None and last.waiting > 0
 
+    def filling(self, tables: Iterable[str], lsn: int) -> list[str]:
+        """Return those of `tables` that lack rows of the snapshot at the commit LSN `lsn`, sorted.
+
+        A table of which the snapshot has no row, as it is excluded or waits, counts only if the
+        snapshot has read others and is not over.
+        """
+        return sorted(table for table in tables if self.unfinished(table, lsn + 1))
+
+
+class SnapshotTail:
+    """Follows the progress of a slot's snapshot."""
+
+    def __init__(self, kafka: KafkaSettings, topics: TopicOffsets, slot: str) -> None:
+        self._kafka = kafka
+        self._topics = topics
+        self._slot = slot
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tail = SmallTopicTail(
+            self._kafka, self._topics, snapshot_topic(self._kafka.topic_prefix)
+        )
+        self._found: dict[str, SnapshotProgress] = {}
+
+    def read(self, deadline_s: float = READ_DEADLINE_S) -> Snapshots:
+        """Return the progress as the topic of snapshots tells it now; none without the topic.
+
+        Raise SlotbridgeError where that can't be read within `deadline_s`.
+        """
+        try:
+            self._topics.refresh()
+            records = self._tail.new(deadline_s)
+        except SlotbridgeError:
+            self._tail.close()
+            self._begin()
+            raise
+        for record in records:
+            key = json.loads(record.key or b"{}")
+            if set(key) == {"slot", "schema", "table"} and key["slot"] == self._slot:
+                name = f"{key['schema']}.{key['table']}"
+                self._found[name] = self._tail.parsed(record, SnapshotProgress)
+        return Snapshots(dict(self._found))
+
+    def close(self) -> None:
+        """Close the connections to the broker."""
+        self._tail.close()
+
 
 def read_snapshots(kafka: KafkaSettings, topics: TopicOffsets, slot: str) -> Snapshots:
     """Return the progress of a slot's snapshot, as the topic of snapshots tells it now."""
-    tail = SmallTopicTail(kafka, topics, snapshot_topic(kafka.topic_prefix))
-    found: dict[str, SnapshotProgress] = {}
+    tail = SnapshotTail(kafka, topics, slot)
     try:
-        for record in tail.new():
-            key = json.loads(record.key or b"{}")
-            if set(key) == {"slot", "schema", "table"} and key["slot"] == slot:
-                name = f"{key['schema']}.{key['table']}"
-                found[name] = tail.parsed(record, SnapshotProgress)
+        return tail.read()
     finally:
         tail.close()
-    return Snapshots(found)

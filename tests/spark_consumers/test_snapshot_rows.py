@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from schemas.settings import require
+from services.testbed.ports import free_port
+from spark_consumers.status import read_run_status
 from spark_consumers.verify.as_of import verify_as_of
 from spark_consumers.verify.comparison import verify_tables
 from tests.bridge.running import Bridge
@@ -66,6 +69,40 @@ def test_tables_equal_the_source_after_a_snapshot_under_load(
         assert found.equal, found.line()
     if kind == "history":
         assert versions(pipeline, "t", "note") == expected(bridge)
+
+
+def test_a_table_is_filling_until_the_epoch_that_has_its_last_rows(
+    bridge: Bridge, new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.stream._LOOK_EVERY_S", 0.1)
+    limit_rate(bridge)
+    pipeline = new_pipeline(
+        bridge.conninfo, publication=bridge.publication, slot=bridge.slot, http_port=free_port()
+    )
+    tables = require(pipeline.settings.tables, "tables")
+
+    def filling() -> list[str]:
+        return read_run_status(tables).filling
+
+    with Running(pipeline) as running:
+        bridge.start().streaming()
+        eventually(lambda: running.failure or filling() == ["public.t"], what="it is filling")
+        running.sound()
+
+        def filled() -> bool:
+            running.sound()
+            rows = pipeline.spark.table(pipeline.identifier("t")).count()
+            return rows == ROWS and not filling()
+
+        eventually(filled, what="it is filled", timeout_s=90)
+    assert bridge.stop() == 0, bridge.output
+
+
+def limit_rate(bridge: Bridge) -> None:
+    """Let the snapshot read 200 rows a second."""
+    text = bridge.config.read_text()
+    assert "snapshot:\n" in text
+    bridge.config.write_text(text.replace("snapshot:\n", "snapshot:\n  rows_per_second_max: 200\n"))
 
 
 def versions(pipeline: Pipeline, table: str, value: str) -> list[Version]:

@@ -32,11 +32,13 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     metrics.done(report(1, a=10))
     metrics.waiting(0, 123)
     metrics.rebuilding(["public.a"])
+    metrics.filling(["public.f"])
     note = Parked(1, 0x10, 0x20, 7, "no value fits", "mend it")
     metrics.parked({"public.z": ParkedTable(note, None, 3)})
     first = read_run_status(settings)
     metrics.done(report(2, a=20, b=5))
     metrics.rebuilding([])
+    metrics.filling([])
     metrics.parked({})
     second = read_run_status(settings)
     assert (first.rows, first.rebuilding) == ({"public.a": 10}, ["public.a"])
@@ -52,6 +54,7 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
         "lag_seconds": 0.0,
         "rows": {"public.a": 10},
         "rebuilding": ["public.a"],
+        "filling": ["public.f"],
         "parked": {
             "public.z": {
                 "has": "0/10",
@@ -67,9 +70,10 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
         console.print(first.screen())
     assert "epoch 1, 0/16B3748; 123 bytes and 0.0 s behind" in capture.get()
     assert "to be rebuilt" in capture.get()
+    assert "filling: a snapshot has rows to bring" in capture.get()
     assert "parked, has 0/10" in capture.get()
     assert "refused at 0/20: no value fits. Remedy: mend it" in capture.get()
-    assert second.parked == {}
+    assert (second.parked, second.filling) == ({}, [])
     config = tmp_path / "c.yaml"
     document = {"tables": {"warehouse": str(tmp_path), "http_port": settings.http_port}}
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
