@@ -1,10 +1,19 @@
 """The settings of the section `source`: the PostgreSQL pair, slot and publication."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from schemas.naming import schema_and_table, table_matches
+from schemas.shaping import ColumnName, TablePattern
+
 _SLOT_NAME = r"^[a-z0-9_]{1,40}$"
+_IDENTITY = r"^(full|default|nothing|index .{1,63})$"
+Value = TypeVar("Value")
+Condition = Annotated[str, Field(min_length=1, max_length=10_000)]
+Columns = Annotated[tuple[ColumnName, ...], Field(min_length=1)]
+IdentityName = Annotated[str, Field(pattern=_IDENTITY)]
 
 
 class SourceSettings(BaseModel):
@@ -22,6 +31,15 @@ class SourceSettings(BaseModel):
     may."""
     tables: tuple[str, ...] = ()
     """Tables (`schema.table`) of a publication that the bridge creates; empty: all tables."""
+    row_filters: dict[TablePattern, Condition] | None = None
+    """Tables to the SQL condition (WHERE) of the rows that the publication sends; the first pattern
+    that fits applies. Unset: `slotbridge publication` leaves row filters as they are; {}: none."""
+    column_lists: dict[TablePattern, Columns] | None = None
+    """Tables to the columns that the publication sends; the first pattern that fits applies. Unset:
+    `slotbridge publication` leaves column lists as they are; {}: all columns."""
+    replica_identity: dict[TablePattern, IdentityName] = {}
+    """Tables to the REPLICA IDENTITY that `slotbridge publication` sets: `full`, `default`,
+    `nothing` or `index NAME`; the first pattern that fits applies."""
     origin: Literal["any", "none"] = "any"
     """`none`: leave out transactions that logical replication brought from another server."""
     two_phase: bool = False
@@ -38,6 +56,26 @@ class SourceSettings(BaseModel):
         return tables
 
     @model_validator(mode="after")
+    def _of_listed_tables(self) -> "SourceSettings":
+        """Refuse a pattern that fits no table: a filter that filters nothing would show too much.
+
+        Source: CREATE PUBLICATION, which knows filters and lists of single tables alone.
+        """
+        tables = [schema_and_table(table) for table in self.tables]
+        for name, patterns in (
+            ("row_filters", self.row_filters or {}),
+            ("column_lists", self.column_lists or {}),
+            ("replica_identity", self.replica_identity),
+        ):
+            for pattern in patterns:
+                if not any(table_matches(pattern, *table) for table in tables):
+                    raise ValueError(f"{name}: {pattern} fits none of source.tables")
+        for pattern, columns in (self.column_lists or {}).items():
+            if len({*columns}) < len(columns):
+                raise ValueError(f"column_lists: {pattern} names a column twice")
+        return self
+
+    @model_validator(mode="after")
     def _decided_where_prepared(self) -> "SourceSettings":
         """Refuse `two_phase` with `origin: none`.
 
@@ -47,3 +85,9 @@ class SourceSettings(BaseModel):
         if self.two_phase and self.origin == "none":
             raise ValueError("two_phase and origin: none can't go together")
         return self
+
+    @staticmethod
+    def of_table(patterns: Mapping[str, Value], table: tuple[str, str]) -> Value | None:
+        """Return the value of the first pattern that fits (schema, table), None without one."""
+        fitting = (value for pattern, value in patterns.items() if table_matches(pattern, *table))
+        return next(fitting, None)

@@ -1,12 +1,13 @@
 """Publications, their tables and keys, as typed rows."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import LiteralString
 
 from psycopg import sql
 from psycopg.rows import class_row
 
+from services.postgres.publication_options import TableOptions, published_options, table_clause
 from services.postgres.published_tables import IS_IDENTITY
 from services.postgres.server import Connection
 
@@ -51,24 +52,26 @@ def publishes_all_tables(connection: Connection, publication: str) -> bool:
     return row is not None and bool(row[0])
 
 
-def publication_statement(publication: str, tables: Collection[tuple[str, str]]) -> sql.Composed:
+def publication_statement(
+    publication: str, tables: Mapping[tuple[str, str], TableOptions]
+) -> sql.Composed:
     """Return the statement that creates the publication for `tables`; empty: for all tables."""
     name = sql.Identifier(publication)
     if not tables:
         return sql.SQL("CREATE PUBLICATION {} FOR ALL TABLES").format(name)
-    parts = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
+    parts = sql.SQL(", ").join(table_clause(*table) for table in tables.items())
     return sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(name, parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of a publication: single tables ((schema, table) each), whole schemas, or all.
+    """The members of a publication: single tables, (schema, table) each, whole schemas, or all.
 
     `publishes_old_rows`: it publishes updates or deletes, which need a replica identity.
     """
 
     all_tables: bool
-    tables: frozenset[tuple[str, str]]
+    tables: Mapping[tuple[str, str], TableOptions]
     schemas: tuple[str, ...]
     publishes_old_rows: bool
 
@@ -84,14 +87,8 @@ def members(connection: Connection, publication: str) -> Members | None:
     ).fetchone()
     if row is None:
         return None
-    tables = connection.execute(
-        "SELECT nspname::text, relname::text FROM pg_publication_rel r"
-        " JOIN pg_publication p ON p.oid = prpubid JOIN pg_class c ON c.oid = prrelid"
-        " JOIN pg_namespace n ON n.oid = relnamespace WHERE pubname = %s",
-        [publication],
-    ).fetchall()
-    names = frozenset((schema, table) for schema, table in tables)
-    return Members(row[0], names, tuple(row[2]), row[1])
+    tables = published_options(connection, publication)
+    return Members(row[0], tables, tuple(row[2]), row[1])
 
 
 @dataclass(frozen=True, slots=True)

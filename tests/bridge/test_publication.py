@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, SettingsError, SetupError
 from services.bridge.publication.plan import changes
+from services.postgres.publication_options import WHOLE
 from services.postgres.publications import Members, TableFacts
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
@@ -41,7 +42,7 @@ def want(bridge: Bridge, *tables: str) -> None:
 def test_planned_statements_lead_to_the_wanted_publication(
     wanted: frozenset[tuple[str, str]], published: frozenset[tuple[str, str]]
 ) -> None:
-    found = Members(False, published, (), True)
+    found = Members(False, dict.fromkeys(published, WHOLE), (), True)
     planned = changes("p", wanted, found, dict.fromkeys(wanted, KEYED), identity_full=False)
     assert (published | {*planned.add}) - {*planned.leave_out} == wanted
     assert not {*planned.add} & published
@@ -51,8 +52,8 @@ def test_planned_statements_lead_to_the_wanted_publication(
 @pytest.mark.parametrize(
     ("found", "facts", "words"),
     [
-        (Members(True, frozenset(), (), True), {("public", "a"): KEYED}, "for all tables"),
-        (Members(False, frozenset(), ("s",), True), {("public", "a"): KEYED}, "whole schemas"),
+        (Members(True, {}, (), True), {("public", "a"): KEYED}, "for all tables"),
+        (Members(False, {}, ("s",), True), {("public", "a"): KEYED}, "whole schemas"),
         (None, {}, "no table public.a"),
         (None, {("public", "a"): TableFacts((("public", "a"),))}, "UPDATE and DELETE would fail"),
     ],
@@ -67,7 +68,11 @@ def test_what_can_not_be_done_is_refused(
 def test_an_empty_list_of_tables_does_not_empty_the_publication() -> None:
     with pytest.raises(SettingsError, match="all tables"):
         changes(
-            "p", (), Members(False, frozenset({("public", "a")}), (), True), {}, identity_full=False
+            "p",
+            (),
+            Members(False, dict.fromkeys([("public", "a")], WHOLE), (), True),
+            {},
+            identity_full=False,
         )
 
 

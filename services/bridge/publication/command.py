@@ -1,4 +1,4 @@
-"""The command `slotbridge publication`: the publication becomes what `source.tables` says."""
+"""The command `slotbridge publication`: publication and identities become what `source` says."""
 
 import json as json_module
 from collections.abc import Mapping
@@ -8,17 +8,25 @@ from typing import Annotated
 import psycopg
 import typer
 
-from schemas.errors import ExitCode, SettingsError, SetupError
+from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from schemas.naming import schema_and_table
 from schemas.settings import Settings, SourceSettings, load_settings, require
-from services.bridge.publication.plan import OPERATION, Changes, TableName, changes
+from services.bridge.publication.plan import OPERATION, Changes, changes
 from services.bridge.source.candidates import find_primary, require_one_writable
 from services.bridge.source.server_errors import server_error
-from services.postgres.publications import TableFacts, members, table_facts
+from services.bridge.source.table_options import wanted_options
+from services.postgres.publication_options import (
+    ReplicaIdentity,
+    TableName,
+    TableOptions,
+    replica_identities,
+)
+from services.postgres.publications import Members, TableFacts, members, table_facts
 from services.postgres.server import Connection
 from services.runtime.process import configure_logging, exit_codes
 
-_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '3s'"
+"""Short: UPDATEs queue behind whoever waits for the lock of ALTER TABLE … REPLICA IDENTITY."""
 _ROWS: dict[str | None, str] = {
     None: "the bridge sends rows that they have already, unless its topics began without a "
     "snapshot (slotbridge snapshot status)",
@@ -47,10 +55,11 @@ def publication(
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,
 ) -> None:
-    """Add tables to the publication, or leave tables out, until it is what source.tables says.
+    """Make the publication what source.tables, row_filters and column_lists say.
 
-    The bridge may run meanwhile. Exit codes: 0 it is so now; 1 you said no; 20 the role does not
-    own the publication; 25 it can't be done.
+    Tables are added or left out, and get the replica identity of source.replica_identity. The
+    bridge may run meanwhile. Exit codes: 0 it is so now; 1 you said no; 13 a table
+    is locked; 20 the role does not own the publication; 25 it can't be done.
     """
     configure_logging(json_lines=False)
     with exit_codes():
@@ -62,8 +71,8 @@ def publication(
             try:
                 found = members(connection, source.publication)
                 facts = table_facts(connection, wanted)
-                planned = changes(
-                    source.publication, wanted, found, facts, identity_full=identity_full
+                planned = _planned(
+                    connection, source, wanted, found, facts, identity_full=identity_full
                 )
                 statements = [one.as_string(connection) for one in planned.statements()]
                 _tell(planned, statements, settings, facts, json=json)
@@ -77,6 +86,39 @@ def publication(
             typer.echo(json_module.dumps(_document(planned, statements, dry_run=dry_run)))
         elif not statements:
             typer.echo("nothing to change", err=True)
+
+
+def _planned(
+    connection: Connection,
+    source: SourceSettings,
+    wanted: frozenset[TableName],
+    found: Members | None,
+    facts: Mapping[TableName, TableFacts],
+    *,
+    identity_full: bool,
+) -> Changes:
+    """Read what the settings speak of, and return the changes."""
+    asked: dict[TableName, str] = {}
+    for table in facts:
+        if kind := source.of_table(source.replica_identity, table):
+            asked[table] = kind
+    options: dict[TableName, TableOptions] = {}
+    present: dict[TableName, tuple[ReplicaIdentity, ...]] = {}
+    filtered = source.row_filters is not None or source.column_lists is not None
+    if asked or filtered or identity_full:
+        published = found.tables if found is not None else {}
+        options = wanted_options(connection, source, facts, published)
+        present = replica_identities(connection, source.publication, facts)
+    return changes(
+        source.publication,
+        wanted,
+        found,
+        facts,
+        identity_full=identity_full,
+        options=options,
+        present=present,
+        asked=asked,
+    )
 
 
 def _wanted(settings: Settings, source: SourceSettings) -> frozenset[TableName]:
@@ -107,8 +149,9 @@ def _tell(
     json: bool,
 ) -> None:
     """Print the statements on stdout, and what they mean on stderr."""
-    for statement in statements:
-        typer.echo(f"{statement};", err=json)
+    if statements:
+        for statement in ("BEGIN", _LOCK_TIMEOUT, *statements, "COMMIT"):
+            typer.echo(f"{statement};", err=json)
     if planned.add:
         rows = _ROWS.get(settings.snapshot.mode, _BY_ITSELF)
         typer.echo(f"tables that are added: {rows}", err=True)
@@ -116,6 +159,13 @@ def _tell(
         if keyless and rows is not _ROWS["never"]:
             names = ", ".join(keyless)
             typer.echo(f"but those of {names} are not sent: no primary key", err=True)
+    if planned.replace:
+        typer.echo(
+            "tables with another row filter or column list: it holds for changes from now on; rows "
+            "that it lets through only now are not read by themselves (slotbridge snapshot start), "
+            "and Kafka keeps what it has",
+            err=True,
+        )
     if planned.leave_out:
         typer.echo("tables that are left out: their topics keep what they have", err=True)
 
@@ -126,6 +176,8 @@ def _document(planned: Changes, statements: list[str], *, dry_run: bool) -> dict
         "created": planned.create,
         "added": [".".join(table) for table in planned.add],
         "left_out": [".".join(table) for table in planned.leave_out],
+        "replaced": [".".join(table) for table in planned.replace],
+        "replica_identity": {".".join(one.table): one.kind for one in planned.identities},
         "identity_full": [".".join(table) for table in planned.identity_full],
         "statements": statements,
         "dry_run": dry_run,
@@ -143,4 +195,14 @@ def _failed(error: psycopg.Error, source: SourceSettings) -> Exception:
             hint="give what --dry-run prints to the owner of publication and tables, for psql",
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
+    if state == "55P03":
+        return Retryable(
+            text,
+            operation=OPERATION,
+            subject=subject,
+            hint="a transaction holds a lock on a table: end it (pg_locks), or run this again",
+            exit_code=ExitCode.DEADLINE,
+        )
+    if error.diag.message_detail:
+        text = f"{text} ({error.diag.message_detail})"
     return server_error(state, text, OPERATION, subject)

@@ -1,32 +1,48 @@
-"""The statements that make a publication consist of `source.tables`. Pure.
+"""The statements that make a publication what the settings of `source` say. Pure.
 
 source.tables    public.a, public.b      publication    public.a, public.c
-                 -> ALTER PUBLICATION … ADD TABLE public.b, then … DROP TABLE public.c
+                 -> ALTER PUBLICATION … DROP TABLE public.c, then … ADD TABLE public.b
+
+A table whose row filter or column list is another one is dropped and added in one transaction,
+which changes no other table: readers of the catalog, pgoutput among them, see one step.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psycopg import sql
 
 from schemas.errors import ExitCode, SettingsError, SetupError
+from services.bridge.source.table_options import require_covered
+from services.postgres.publication_options import (
+    WHOLE,
+    ReplicaIdentity,
+    TableName,
+    TableOptions,
+    table_clause,
+)
 from services.postgres.publications import Members, TableFacts, publication_statement
 
 OPERATION = "change the publication"
-TableName = tuple[str, str]
+Identities = Mapping[TableName, Collection[ReplicaIdentity]]
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
     """The changes that a publication needs; all names are (schema, table).
 
-    `create`: there is no such publication. `identity_full`: tables that get REPLICA IDENTITY FULL.
+    `create`: there is no such publication. `options`: of the tables in `add` and `replace`, which
+    get other row filters or column lists. `identity_full`: tables without an identity that get
+    REPLICA IDENTITY FULL. `identities`: those that get the one that the settings name.
     """
 
     publication: str
     add: tuple[TableName, ...] = ()
     leave_out: tuple[TableName, ...] = ()
+    replace: tuple[TableName, ...] = ()
     identity_full: tuple[TableName, ...] = ()
+    identities: tuple[ReplicaIdentity, ...] = ()
+    options: Mapping[TableName, TableOptions] = field(default_factory=dict)
     create: bool = False
 
     def statements(self) -> Iterator[sql.Composed]:
@@ -34,15 +50,18 @@ class Changes:
         for table in self.identity_full:
             statement = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL")
             yield statement.format(sql.Identifier(*table))
+        for identity in self.identities:
+            yield identity.statement()
+        added = {table: self.options.get(table, WHOLE) for table in (*self.add, *self.replace)}
         if self.create:
-            yield publication_statement(self.publication, self.add)
+            yield publication_statement(self.publication, added)
             return
-        for action, tables in (("ADD", self.add), ("DROP", self.leave_out)):
+        dropped = [sql.Identifier(*table) for table in (*self.leave_out, *self.replace)]
+        clauses = [table_clause(*table) for table in added.items()]
+        for action, tables in (("DROP", dropped), ("ADD", clauses)):
             if tables:
                 yield sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
-                    sql.Identifier(self.publication),
-                    sql.SQL(action),
-                    sql.SQL(", ").join(sql.Identifier(*table) for table in tables),
+                    sql.Identifier(self.publication), sql.SQL(action), sql.SQL(", ").join(tables)
                 )
 
 
@@ -53,13 +72,69 @@ def changes(
     facts: Mapping[TableName, TableFacts],
     *,
     identity_full: bool,
+    options: Mapping[TableName, TableOptions] | None = None,
+    present: Identities | None = None,
+    asked: Mapping[TableName, str] | None = None,
 ) -> Changes:
-    """Return the changes after which the publication consists of the `wanted` tables.
+    """Return the changes after which the publication is what the settings say.
 
-    `found`: what the publication has, None where there is none. `facts`: of the wanted tables that
-    are there. `identity_full`: tables without a replica identity get one instead of being refused.
+    `wanted`: its tables, `options`: what of them, `asked`: the kinds of replica identity that they
+    are to have. `found`: what the publication has, None where there is none. `facts`, `present`: of
+    the wanted tables. `identity_full`: tables without an identity get one instead of being refused.
     Raises SettingsError or SetupError where that is not possible.
     """
+    _require_changeable(publication, wanted, found)
+    if missing := sorted({*wanted} - facts.keys()):
+        raise _refused(
+            f"there is no table {_names(missing)}",
+            publication,
+            "create it, or correct source.tables (lower case, unless quoted when it was made)",
+        )
+    published = found.tables if found is not None else {}
+    options, present = options or {}, present or {}
+    set_to = _set_identities(publication, present, asked or {})
+    add = tuple(sorted({*wanted} - published.keys()))
+    without = {leaf for table in add for leaf in facts[table].without_identity}
+    for one in set_to.values():
+        if not one.partitioned:
+            without.discard(one.table)
+            without |= {one.table} if not one.identity else set()
+    chosen = {one.table for table in asked or {} for one in present[table]}
+    lacking = tuple(sorted(without))
+    full = {*lacking} - chosen if identity_full else set()
+    if found is None or found.publishes_old_rows:
+        if {*lacking} - full:
+            raise _refused(
+                f"UPDATE and DELETE would fail on {_names(lacking)}: they have neither a primary "
+                "key, at least not one that is never deferred, nor another replica identity",
+                publication,
+                "add a primary key, or set source.replica_identity to full; or run this with "
+                "--identity-full, which sets REPLICA IDENTITY FULL where no setting speaks of it",
+            )
+        after = {
+            table: [
+                one.as_kind("full") if one.table in full else set_to.get(one.table, one)
+                for one in ones
+            ]
+            for table, ones in present.items()
+        }
+        require_covered(publication, options, after)
+    replace = (t for t in options if t in published and not options[t].same_as(published[t]))
+    return Changes(
+        publication,
+        add,
+        tuple(sorted(published.keys() - {*wanted})),
+        tuple(sorted(replace)),
+        tuple(sorted(full)),
+        tuple(set_to[table] for table in sorted(set_to)),
+        options,
+        create=found is None,
+    )
+
+
+def _require_changeable(
+    publication: str, wanted: Collection[TableName], found: Members | None
+) -> None:
     if not wanted:
         raise SettingsError(
             "source.tables is empty, which stands for all tables",
@@ -75,29 +150,27 @@ def changes(
             "make a publication for single tables under another name, and start with a new slot "
             "and topic prefix; or change this one by ALTER PUBLICATION",
         )
-    if missing := sorted({*wanted} - facts.keys()):
-        raise _refused(
-            f"there is no table {_names(missing)}",
-            publication,
-            "create it, or correct source.tables (lower case, unless quoted when it was made)",
-        )
-    published = found.tables if found is not None else frozenset()
-    add = tuple(sorted({*wanted} - published))
-    lacking = tuple(sorted(leaf for table in add for leaf in facts[table].without_identity))
-    if lacking and (found is None or found.publishes_old_rows) and not identity_full:
-        raise _refused(
-            f"UPDATE and DELETE would fail on {_names(lacking)}: they have neither a primary "
-            "key, at least not one that is never deferred, nor another replica identity",
-            publication,
-            "add a primary key; or run this with --identity-full, which sets REPLICA IDENTITY FULL",
-        )
-    return Changes(
-        publication,
-        add,
-        tuple(sorted(published - {*wanted})),
-        lacking if identity_full else (),
-        create=found is None,
-    )
+
+
+def _set_identities(
+    publication: str, present: Identities, asked: Mapping[TableName, str]
+) -> dict[TableName, ReplicaIdentity]:
+    """Return the identities that change, by their own table: of partitions, one for each."""
+    found = {}
+    for table, kind in asked.items():
+        for one in present[table]:
+            if kind.startswith("index ") and (
+                one.partitioned or kind.removeprefix("index ") not in one.indexes
+            ):
+                raise _refused(
+                    f"{kind} can't be the replica identity of {_names([one.table])}",
+                    publication,
+                    "name a valid unique index of the table itself, not partial, not deferrable, "
+                    "of NOT NULL columns; a partitioned table can have full, default or nothing",
+                )
+            if one.kind != kind:
+                found[one.table] = one.as_kind(kind)
+    return found
 
 
 def _names(tables: Collection[TableName]) -> str:

@@ -15,7 +15,6 @@ import structlog
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
-from schemas.naming import schema_and_table
 from schemas.settings import SourceSettings
 from services.bridge import metrics
 from services.bridge.pgoutput.type_names import PgType
@@ -26,6 +25,7 @@ from services.bridge.source.candidates import find_primary
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
 from services.bridge.source.server_errors import connect_error, server_error
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
+from services.bridge.source.table_options import creation_statement
 from services.bridge.source.type_catalog import money_digits, read_types
 from services.bridge.source.visibility import await_visible
 from services.postgres import origins, slots
@@ -33,7 +33,6 @@ from services.postgres.publications import (
     PrimaryKey,
     primary_key,
     publication_oid,
-    publication_statement,
     published_columns,
     rows_before,
 )
@@ -322,8 +321,7 @@ class Primary:
         slot = slots.read_slot(self._connection, self._settings.slot)
         if slot is not None and slot.plugin == "pgoutput":
             raise publication_gone(name)
-        listed = [*map(schema_and_table, self._settings.tables)]
-        self._connection.execute(publication_statement(name, listed))
+        self._connection.execute(creation_statement(self._connection, self._settings))
         tables = ", ".join(self._settings.tables) or "all tables"
         logger.info("created publication", publication=name, tables=tables)
 
