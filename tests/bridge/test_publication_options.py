@@ -23,6 +23,8 @@ from services.postgres.publication_options import (
 )
 from services.postgres.publications import publication_statement
 from tests.bridge.conftest import NewBridge
+from tests.bridge.consumer_folds import fold
+from tests.bridge.recover_process import recovered
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import done
 from tests.bridge.test_publication import answer, run
@@ -219,7 +221,7 @@ def test_what_would_break_update_and_delete_is_refused(
 def test_rows_move_into_and_out_of_a_row_filter_that_changes(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
-    """The first start makes the filter; a change of it reads nothing again until it is asked."""
+    """The first start makes the filter; a change reads nothing again until it is asked."""
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, amount int, secret text)")
@@ -254,6 +256,12 @@ def test_rows_move_into_and_out_of_a_row_filter_that_changes(
         )
         assert [*bridge.events("u")][-1]["after"] == {"id": 2, "secret": "shown"}
         assert bridge.stop() == 0, bridge.output
+
+        settings(bridge, row_filters={"public.t": "amount > 6"})
+        assert run(bridge, "--yes").returncode == 0
+        recovered(bridge, "--force")
+        rows = fold(bridge, "t").by_position.values()
+        assert sorted(row["id"] for row in rows) == [1, 7, 8], "row 6 is deleted"
 
 
 def test_a_first_start_does_not_break_update_and_delete(
