@@ -9,7 +9,9 @@ outside of its values. A column goes by its name, or as `row.name` where CEL has
     others, numeric too    string: PostgreSQL's text form
 
 NULL is null, and what CEL can't compute of it is NULL, as in SQL: `&&` and `||` of CEL have the
-results of SQL's AND and OR. Other failures are ExpressionFailed.
+results of SQL's AND and OR. Other failures are ExpressionFailed. CEL's message does not always
+tell which of the two a failure is. So a row that fails is evaluated again with other values than
+its NULLs: a type that is still wrong then is that of a value in its JSON.
 """
 
 import json
@@ -19,6 +21,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from schemas.errors import SettingsError
@@ -28,7 +31,18 @@ from services.bridge.pgoutput.messages import Relation, Value
 from services.bridge.pgoutput.type_names import built_in
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_NULL: Final = ("No matching overload", "Applying SELECT to non-message")
+_WRONG_TYPE: Final = re.compile(
+    "No matching overload|Applying SELECT to non-message|Invalid container type|"
+    "Invalid map key type|Index error: expected integer type"
+)
+_TELLS_NO_TYPE: Final = re.compile("Applying SELECT|No matching overload[^(]*$")
+_ANY_TYPE: Final = re.compile(r"[\[{]|\bdyn\b")
+"""What lets an expression without JSON have values of any type: lists, maps, `dyn`."""
+_NULL: Final = "null_type"
+_MARK: Final = "struct"
+"""How CEL's messages name the type of Empty, which no value of a row has."""
+_OTHER_JSON: Final[tuple[Any, ...]] = (Empty(), True, [])
+"""What stands for a NULL of JSON in turns; nearly all that fits no type fits one of them."""
 _INT64: Final = 2**63
 
 
@@ -37,6 +51,8 @@ class _Kind(NamedTuple):
 
     declared: str
     convert: Callable[[bytes], Any]
+    others: tuple[Any, Any] | None = None
+    """Two values of the type, one low and one high; None where values have any type."""
 
 
 def _timestamp(value: bytes) -> Timestamp:
@@ -49,13 +65,16 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8")
 
 
-_TEXT: Final = _Kind("google.protobuf.StringValue", _text)
+_TEXT: Final = _Kind("google.protobuf.StringValue", _text, ("", "\U0010ffff"))
+_INT: Final = _Kind("google.protobuf.Int64Value", int, (-(2**53), 2**53))
+_DOUBLE: Final = _Kind("google.protobuf.DoubleValue", float, (-1e300, 1e300))
+_TIMES: Final = (_timestamp(b"0002-01-01 00:00:00+00"), _timestamp(b"9998-01-01 00:00:00+00"))
 _KINDS: Final = {
-    "bool": _Kind("google.protobuf.BoolValue", b"t".__eq__),
-    **dict.fromkeys(("int2", "int4", "int8", "oid"), _Kind("google.protobuf.Int64Value", int)),
-    **dict.fromkeys(("float4", "float8"), _Kind("google.protobuf.DoubleValue", float)),
-    "bytea": _Kind("google.protobuf.BytesValue", bytea_bytes),
-    "timestamptz": _Kind("google.protobuf.Timestamp", _timestamp),
+    "bool": _Kind("google.protobuf.BoolValue", b"t".__eq__, (False, True)),
+    **dict.fromkeys(("int2", "int4", "int8", "oid"), _INT),
+    **dict.fromkeys(("float4", "float8"), _DOUBLE),
+    "bytea": _Kind("google.protobuf.BytesValue", bytea_bytes, (b"", b"\xff")),
+    "timestamptz": _Kind("google.protobuf.Timestamp", _timestamp, _TIMES),
     **dict.fromkeys(("json", "jsonb"), _Kind("dyn", json.loads)),
 }
 
@@ -106,11 +125,13 @@ class Expression:
         self.uses = [n for n, column in enumerate(relation.columns) if column.name in used]
         names = [relation.columns[index].name for index in self.uses]
         self._columns = [
-            (index, said, kinds[name].convert)
+            (index, said, kinds[name])
             for index, name in zip(self.uses, names, strict=True)
             for said in _names(name)
             if said in text and _declarable(said)
         ]
+        self._typed = not _ANY_TYPE.search(text) and all(k.others for _, _, k in self._columns)
+        """Whether nothing but NULL can have a wrong type."""
         self._compiled = _compiled(text, tuple(said for _, said, _ in self._columns))
 
     def value(self, row: Sequence[Value]) -> Any:
@@ -118,24 +139,54 @@ class Expression:
 
         No column that the expression uses may be lacking in the row (Unchanged).
         """
-        data, null = {}, False
+        data: dict[str, Any] = {}
+        nulls: dict[str, _Kind] = {}
         try:
-            for index, name, convert in self._columns:
+            for index, name, kind in self._columns:
                 value = row[index]
-                null = null or value is None
-                data[name] = None if value is None else convert(value)  # type: ignore[arg-type]
+                if value is None:
+                    nulls[name] = kind
+                data[name] = None if value is None else kind.convert(value)  # type: ignore[arg-type]
         except (ValueError, OverflowError, RecursionError):
             raise self.failed(f"the value of {name} is outside of CEL's types") from None
+        result, failure = self._evaluated(data)
+        if not failure:
+            return result
+        if nulls and _may_be_of_null(failure):
+            failure = "" if self._typed else self._failure_without(nulls, data)
+            if not failure:
+                return None
+        raise self.failed(failure)
+
+    def _evaluated(self, data: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return the value and "", or CEL's message of its failure."""
         try:
             found = self._compiled.eval(data=data)
         except RuntimeError as error:
             raise self.failed(str(error)) from None
         result = found.plain_value()
-        if found.type().name() != "ERROR":
-            return result
-        if null and any(text in str(result) for text in _OF_NULL):
-            return None
-        raise self.failed(str(result))
+        return (None, str(result)) if found.type().name() == "ERROR" else (result, "")
+
+    def _failure_without(self, nulls: Mapping[str, _Kind], data: Mapping[str, Any]) -> str:
+        """Return the failure of a row that is not of its NULLs, "" where NULLs are the reason.
+
+        The expression is checked: no value of a column's type has a wrong type in it. JSON may have
+        any type, and is the reason only where it fails whatever stands for its NULLs.
+        """
+        of_json = _OTHER_JSON if any(kind.others is None for kind in nulls.values()) else (None,)
+        for end in (0, 1):
+            failures = []
+            for other in of_json:
+                others = {
+                    n: kind.others[end] if kind.others else other for n, kind in nulls.items()
+                }
+                _, failure = self._evaluated({**data, **others})
+                failures.append(failure)
+                if _MARK in failure or not _WRONG_TYPE.search(failure):
+                    break
+            else:
+                return failures[0]
+        return ""
 
     def failed(self, reason: str) -> ExpressionFailed:
         """Return the error of a row for which there is no value; it quotes no value of the row."""
@@ -154,6 +205,12 @@ class Expression:
                 "int(), double() or bool()"
             )
         return found
+
+
+def _may_be_of_null(failure: str) -> bool:
+    """Tell whether CEL's message is of a wrong type, which may be that of null."""
+    wrong = _WRONG_TYPE.search(failure) is not None
+    return wrong and (_NULL in failure or _TELLS_NO_TYPE.search(failure) is not None)
 
 
 def require_well_formed(text: str, key: str) -> None:
