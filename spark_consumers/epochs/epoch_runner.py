@@ -26,7 +26,7 @@ from schemas.lsn import format_lsn
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs import incomplete_tables
-from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted, require_first
+from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.epochs.report import EpochReport, TableReport, table_report
@@ -173,7 +173,8 @@ class EpochRunner:
         without = self._refused_by_kafka(cut)
         opened = self._open(cut)
         anew = incomplete_tables.made_anew(self._dead, opened)
-        incomplete_tables.mark(self._spark, cut.commit_lsn, {*without, *anew}, opened, self._states)
+        lacking = {*without, *anew, *self.parking.uncounted()}
+        incomplete_tables.mark(self._spark, cut.commit_lsn, lacking, opened, self._states)
         taken = self._read(cut, opened, without)
         try:
             work = self._work(cut, opened, taken)
@@ -309,25 +310,15 @@ class EpochRunner:
 
     def _read(self, cut: Cut, opened: dict[str, OpenTable], without: dict[str, int]) -> Taken:
         known = self._record.commit_lsn
+        counts = {name: cut.counts[name] - without.get(name, 0) for name in opened}
         wanted = {
-            self._topic(name): self._wanted(name, table, cut.counts[name] - without.get(name, 0))
+            self._topic(name): self.parking.wanted(name, table, known, counts[name])
             for name, table in opened.items()
         }
         refuse = self.parking.refuse
         taken = self._reader.read(cut, known, wanted, self._record.offsets, require_first, refuse)
         self.parking.drop_refused(opened)
         return taken
-
-    def _wanted(self, name: str, table: OpenTable, events: int) -> Wanted:
-        """Return what is to be read of a table's topic; `events`: as the cut counts them."""
-        has = None if table.commit_lsn == self._record.commit_lsn else table.commit_lsn
-        parked = self.parking.returns(name)
-        if parked is None or table.rebuild:
-            return Wanted(name, events, has)
-        if parked.events is None:
-            log.warning("not judged: whether Kafka has all that a parked table lacks", table=name)
-            return Wanted(name, events, has)
-        return Wanted(name, events + parked.events, table.commit_lsn, resumes=True)
 
     def _work(self, cut: Cut, opened: dict[str, OpenTable], taken: Taken) -> list[Work]:
         """Return what the epoch brings to each table.

@@ -29,15 +29,15 @@ class Wanted:
     """The part of a topic to read.
 
     `table`: the source table. `events`: how many events the transactions' ENDs count. `after_lsn`:
-    the commit LSN that the table has, where it differs from the group's. `resumes`: its topic is
-    read from where the table's last epoch ended, and all events after `after_lsn` are counted;
-    otherwise a table behind the group is read from the beginning, and those after the group's LSN
-    are counted.
+    the commit LSN that the table has, where it differs from the group's. `counted_after`: `events`
+    are those after this LSN; None: after the group's. `resumes`: the topic is read from where the
+    table's last epoch ended; otherwise a table behind the group is read from the beginning.
     """
 
     table: str
     events: int
     after_lsn: int | None = None
+    counted_after: int | None = None
     resumes: bool = False
 
 
@@ -104,14 +104,14 @@ class EventReader:
         partitions = {topic: tuple(numbers) for topic, numbers in starts.items()}
         wanted = {topic: want for topic, want in wanted.items() if topic in starts}
         others = {t: w.after_lsn for t, w in wanted.items() if w.after_lsn is not None}
-        resumed = [topic for topic, want in wanted.items() if want.resumes]
+        counted = {t: w.counted_after for t, w in wanted.items() if w.counted_after is not None}
         deadline: float | None = None
         near = cut.read_ms or None
         while True:
             ends, settled = self._ends(partitions, starts, near, cut.read_ms)
             records = self.records(starts, ends)
             events = changes.events(
-                *(records, after_lsn, cut.commit_lsn, others), resumed=resumed, whole=self._whole
+                *(records, after_lsn, cut.commit_lsn, others), counted=counted, whole=self._whole
             )
             events = events.coalesce(self._tasks(starts, ends)).persist(
                 StorageLevel.MEMORY_AND_DISK
@@ -147,7 +147,8 @@ class EventReader:
                 operation="read events",
                 subject=topic,
                 lsn=cut.commit_lsn,
-                hint="topic retention was too short or a topic was made anew: rebuild the tables",
+                hint="retention, an unclean election or a topic made anew has removed them, and a "
+                'rebuild would lack them too; docs/TABLES.md, "Events that are lost"',
             )
             refuse(wanted[topic].table, error)
 
@@ -256,7 +257,7 @@ def _short(
     found = {}
     for topic, want in wanted.items():
         summary = summaries.get(topic, TopicSummary(topic))
-        counted_after = want.after_lsn if want.resumes and want.after_lsn is not None else after_lsn
+        counted_after = after_lsn if want.counted_after is None else want.counted_after
         there = summary.counted(counted_after) + (summary.refused_count if settled else 0)
         if there < want.events:
             found[topic] = want.events - there

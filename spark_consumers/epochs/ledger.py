@@ -4,7 +4,8 @@
                                 slotbridge.tables    {source: {table, snapshot, uuid}}
                                 slotbridge.offsets   {topic: {partition: offset}}
                                 slotbridge.transaction_offset, .transaction_topic_id
-                                slotbridge.parked    {source: {table, snapshot, uuid, events, note}}
+                                slotbridge.parked    {source: {table, snapshot, uuid, events,
+                                                               counted_after, note}}
 
 An epoch is done, and there for readers, when its snapshot is: one commit, after all tables'.
 It is also all that a start needs; without it, the tables themselves tell what they have.
@@ -69,12 +70,14 @@ class ParkedTable(NamedTuple):
     """A table that stays behind the epoch.
 
     `place`: the table as of its own last epoch, None if the table was never made. `events`: how
-    many events the transactions count that it lacks, None if that is unknown.
+    many events of the table the transactions after `counted_after` count, None if that is unknown.
+    `counted_after`: the commit LSN that the others had when it was parked; the table may have less.
     """
 
     parked: Parked
     place: Place | None
     events: int | None
+    counted_after: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,13 +305,15 @@ def _of_parked(found: ParkedTable) -> dict[str, object]:
         "snapshot": place and place.snapshot,
         "uuid": place and place.uuid,
         "events": found.events,
+        "counted_after": found.counted_after,
         "note": asdict(found.parked),
     }
 
 
 def _parked(found: dict[str, Any]) -> ParkedTable:
     place = Place(found["table"], found["snapshot"], found["uuid"]) if found["table"] else None
-    return ParkedTable(parked_from(found["note"]), place, found["events"])
+    note = parked_from(found["note"])
+    return ParkedTable(note, place, found["events"], found.get("counted_after", note.commit_lsn))
 
 
 def _record(summary: dict[str, str]) -> EpochRecord | None:

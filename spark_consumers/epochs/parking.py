@@ -3,9 +3,10 @@
 park     the note is written into the Iceberg table's properties; nothing of the epoch is
 held     epoch after epoch, the record lists the table as parked, with its own last epoch, and
          counts the events that it lacks
-return   an operator asks for it (`slottables unpark` or `rebuild`): the next epoch reads what
-         the table lacks from where it stands, counts it, and brings it with its own events in
-         one commit, which removes the note; or the table is refused and parked again
+return   an operator asks for it (`slottables unpark` or `rebuild`, or by dropping the table): the
+         next epoch reads what the table lacks (to make it anew: all), counts what came since it
+         was parked, and brings it with its own events in one commit, which removes the note; or
+         the table is refused and parked again
 """
 
 import threading
@@ -21,6 +22,7 @@ from schemas.errors import BadInput, OperatorNeeded, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.naming import schema_and_table
 from schemas.tables import TablesSettings
+from spark_consumers.epochs.event_reader import Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, sums
@@ -62,15 +64,17 @@ class Parking:
         """Take over what the record and the tables themselves tell."""
         for name, known in record.parked.items():
             state = self._states.get(name)
-            if state is None and known.place is None and follows(name):  # it was never made
+            if state is None and follows(name):
                 self.tables[name] = known
+                if known.place is not None:  # somebody has dropped it, so that it is made anew
+                    self._returning.add(name)
             elif state is not None and state.parked is not None:
                 self.tables[name] = known._replace(parked=state.parked)
         for name, state in self._states.items():
             if state.parked is not None and name not in self.tables:
                 events = 0 if state.commit_lsn == record.commit_lsn else None
                 place = record.tables.get(name)
-                self.tables[name] = ParkedTable(state.parked, place, events)
+                self.tables[name] = ParkedTable(state.parked, place, events, state.commit_lsn)
         for name, found in self.tables.items():
             log.warning("a table is parked", table=name, **described(found))
         self.look()
@@ -84,13 +88,31 @@ class Parking:
         """Tell whether the epoch is to leave a table alone."""
         return name in self.tables and name not in self._returning
 
-    def returns(self, name: str) -> ParkedTable | None:
-        """Return what is known of a parked table that is to return, None for any other table."""
-        return self.tables.get(name) if name in self._returning else None
+    def wanted(self, name: str, table: OpenTable, known_lsn: int, events: int) -> Wanted:
+        """Return what is to be read of a table's topic, and how many events are to be there.
+
+        `known_lsn`: the commit LSN that the group has; `events`: as the transactions after it
+        count them. A table that returns must have all that was counted while it was parked,
+        whether it goes on or is made anew: Kafka may have lost some of it.
+        """
+        has = None if table.commit_lsn == known_lsn else table.commit_lsn
+        found = self.tables.get(name)
+        if found is None:
+            return Wanted(name, events, has)
+        if found.events is None:
+            log.warning("not judged: whether Kafka has all that a parked table lacks", table=name)
+            return Wanted(name, events, has)
+        after = found.counted_after
+        resumes = table.commit_lsn == after
+        return Wanted(name, events + found.events, table.commit_lsn, after, resumes)
+
+    def uncounted(self) -> set[str]:
+        """Return the tables that are to return and may lack events, as nobody has counted them."""
+        return {name for name in self._returning if self.tables[name].events is None}
 
     def positions(self) -> dict[str, int]:
-        """Return the commit LSN that each parked table has, -1 for none."""
-        return {name: found.parked.commit_lsn for name, found in self.tables.items()}
+        """Return the commit LSN after which each parked table's events are counted."""
+        return {name: found.counted_after for name, found in self.tables.items()}
 
     def look(self) -> None:
         """See which parked tables an operator wants to return."""
@@ -155,6 +177,8 @@ class Parking:
         if place is None and state is not None and self._record is not None:
             place = self._record.tables.get(name)
         events = before.events if before else 0
+        done = NEVER if self._record is None else self._record.commit_lsn
+        after = before.counted_after if before else done
         identifier = state.identifier if state else self._tables.identifier(*schema_and_table(name))
         if self._spark.catalog.tableExists(identifier):
             table = catalog.load(self._spark, identifier)
@@ -164,7 +188,7 @@ class Parking:
                 if changed is not None:
                     rebuild = changed.rebuild or (state is not None and state.rebuild)
                     self._states[name] = replace(changed, rebuild=rebuild)
-        self.tables[name] = ParkedTable(note, place, events)
+        self.tables[name] = ParkedTable(note, place, events, after)
         self.refused[name] = note.reason
         self._returning -= {name, *(n for n, source in self._sums.items() if source == name)}
         log.error(

@@ -10,7 +10,7 @@
 Within a partition events are in order; (commit_lsn, seq) orders them everywhere.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 
@@ -63,24 +63,19 @@ def events(
     upto_lsn: int,
     others: Mapping[str, int] | None = None,
     *,
-    resumed: Collection[str] = (),
+    counted: Mapping[str, int] | None = None,
     whole: bool = False,
 ) -> DataFrame:
     """Read each record; tombstones are left out. `whole`: keep the values, for the quarantine.
 
     `beyond`: of a transaction after `upto_lsn`, which is not of this epoch; `late`: of one at or
     before `after_lsn` (of topics in `others`: at or before that), so that the table has had it;
-    `earlier`: at or before `after_lsn` in any topic, in a `resumed` topic the same as `late`.
+    `earlier`: at or before `after_lsn` (of topics in `counted`: at or before that), so that the
+    epoch does not count it.
     `image`: the row, of a delete the old one; `unchanged`: it may lack values that the UPDATE left
     unchanged. A record that is not an event keeps NULL in `op`, `commit_lsn` or `seq`:
     `summary` tells.
     """
-    before = f"NOT {_beyond(after_lsn)}"
-    own = {
-        t: f" WHEN topic = {literal(t)} THEN NOT {_beyond(n)}" for t, n in (others or {}).items()
-    }
-    late = "".join(own[topic] for topic in sorted(own))
-    earlier = "".join(own[topic] for topic in sorted(own) if topic in resumed)
     return (
         records.where("value IS NOT NULL")
         .selectExpr(*PLACE_COLUMNS, "CAST(key AS string) AS key", "CAST(value AS string) AS value")
@@ -97,10 +92,20 @@ def events(
         .selectExpr(
             *map(quoted, EVENT_COLUMNS[:-3]),
             f"{_beyond(upto_lsn)} AS beyond",
-            f"{f'CASE{earlier} ELSE {before} END' if earlier else before} AS earlier",
-            f"{f'CASE{late} ELSE {before} END' if late else before} AS late",
+            f"{_upto(after_lsn, counted or {})} AS earlier",
+            f"{_upto(after_lsn, others or {})} AS late",
         )
     )
+
+
+def _upto(commit_lsn: int, others: Mapping[str, int]) -> str:
+    """Return SQL: whether an event commits at or before an LSN, which topics in `others` have."""
+    upto = f"NOT {_beyond(commit_lsn)}"
+    own = (
+        f" WHEN topic = {literal(topic)} THEN NOT {_beyond(lsn)}"
+        for topic, lsn in sorted(others.items())
+    )
+    return f"CASE{''.join(own)} ELSE {upto} END" if others else upto
 
 
 def summary(events: DataFrame) -> DataFrame:

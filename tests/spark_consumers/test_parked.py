@@ -59,6 +59,22 @@ def changed(pipeline: Pipeline, **tables: object) -> None:
     pipeline.settings = pipeline.settings.model_copy(update={"tables": found})
 
 
+def lost(pipeline: Pipeline, there: int, gone: int) -> int:
+    """Park the table by a transaction of whose two events Kafka has lost one; its LSN."""
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": gone, "v": "v"})
+        t.insert(BAD, {"id": there, "v": "v"})
+        t.counts[NAME] += 1
+    assert "Kafka lacks 1 events" in pipeline.apply().refused[NAME]
+    return pipeline.publisher.commit_lsn
+
+
+def found_again(pipeline: Pipeline, commit_lsn: int, number: int) -> None:
+    """The lost event is published after all."""
+    with pipeline.publisher.transaction() as t:
+        t.insert(BAD, {"id": number, "v": "v"}, commit_lsn=commit_lsn, seq=1_000)
+
+
 def unpark(pipeline: Pipeline) -> None:
     assert list(Operator(pipeline.spark, pipeline.settings).unpark([NAME])) == [NAME]
 
@@ -292,6 +308,73 @@ def test_a_parked_table_is_made_anew_by_a_rebuild(pipeline: Pipeline) -> None:
     assert ids(pipeline, "bad") == [1, 2]
     assert noted(pipeline) is None
     assert not record(pipeline).parked
+
+
+@pytest.mark.parametrize("how", ["rebuild", "drop"])
+def test_a_rebuild_or_a_drop_does_not_hide_the_events_that_kafka_lacks(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
+    lost_at = lost(pipeline, 2, 3)
+    both(pipeline, 4)
+    pipeline.apply()
+    if how == "rebuild":
+        assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME])) == [NAME]
+    else:
+        pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('bad')} PURGE")
+    pipeline.restart()
+    both(pipeline, 5)
+    assert "Kafka lacks 1 events" in pipeline.apply().refused[NAME]
+    assert ids(pipeline, "bad") == ([1] if how == "rebuild" else [])
+    note = noted(pipeline)
+    assert note is not None
+    assert "rebuild the table" not in str(note["remedy"])
+    found_again(pipeline, lost_at, 3)
+    unpark(pipeline)
+    pipeline.restart()
+    both(pipeline, 6)
+    assert not pipeline.apply().refused
+    assert ids(pipeline, "bad") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_table_left_out_for_an_epoch_returns_without_what_kafka_has_lost_and_says_so(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
+    lost(pipeline, 2, 3)
+    changed(pipeline, tables=["public.good"])
+    both(pipeline, 4)
+    pipeline.apply()
+    changed(pipeline, tables=[])
+    both(pipeline, 5)
+    pipeline.apply()
+    assert ids(pipeline, "bad") == [1], "it is still parked"
+    unpark(pipeline)
+    pipeline.restart()
+    both(pipeline, 6)
+    with structlog.testing.capture_logs() as told:
+        pipeline.apply()
+    assert "not judged: whether Kafka has all" in " ".join(line["event"] for line in told)
+    assert ids(pipeline, "bad") == [1, 2, 4, 5, 6]
+    properties = catalog.properties(catalog.load(pipeline.spark, pipeline.identifier("bad")))
+    assert catalog.LACKS in properties
+
+
+def test_a_dropped_table_that_is_refused_when_it_is_filled_returns_with_all_rows(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('bad')} PURGE")
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        bad_value(t)
+    assert "column id" in pipeline.apply().refused[NAME]
+    both(pipeline, 2)
+    pipeline.apply()
+    changed(pipeline, on_bad_event="quarantine")
+    unpark(pipeline)
+    both(pipeline, 3)
+    pipeline.apply()
+    assert ids(pipeline, "bad") == [1, 2, 3]
 
 
 def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline) -> None:

@@ -34,7 +34,7 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     metrics.rebuilding(["public.a"])
     metrics.filling(["public.f"])
     note = Parked(1, 0x10, 0x20, 7, "no value fits", "mend it")
-    metrics.parked({"public.z": ParkedTable(note, None, 3)})
+    metrics.parked({"public.z": ParkedTable(note, None, 3, 0)})
     first = read_run_status(settings)
     metrics.done(report(2, a=20, b=5))
     metrics.rebuilding([])
