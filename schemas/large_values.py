@@ -4,8 +4,9 @@
     truncated     <the first bytes>[__slotbridge_truncated:{"size_bytes":N,"sha256":"…"}]
 
 The first is the whole value of the column, the second stands at its end; in a bytea both are bytes.
-No value of a table looks like either: one that begins like a claim check is always made one, and
-one that ends like a truncated one gets a mark of its own, whose size says that nothing was cut.
+No other value of such a column looks like these: one that begins like a claim check is always made
+one, and one that ends like a truncated one gets a mark of its own, whose size says that nothing was
+cut. Whoever writes rows can put both into other columns.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ _BEGINS_AS_CLAIM: Final = re.compile(rb'\s*\{\s*"' + _CLAIM.encode() + rb'"')
 _MARK: Final = re.compile(
     rb"\[" + _TRUNCATED.encode() + rb':\{"size_bytes":(\d{1,10}),"sha256":"([0-9a-f]{64})"\}\]\Z'
 )
+_SHA256: Final = re.compile("[0-9a-f]{64}")
 _MARK_BYTES_MAX: Final = 160
 _TYPES: Final = frozenset({"text", "varchar", "bpchar", "bytea", "json", "jsonb", "xml"})
 
@@ -133,11 +135,24 @@ def truncated(kept: bytes, whole: bytes) -> bytes:
     return kept + f"[{_TRUNCATED}:{told}]".encode()
 
 
-def reference_of(value: bytes) -> Reference | None:
-    """Return the stored object that a column's value refers to, None for a value of its own."""
+def reference_of(value: bytes, *, prefix: str) -> Reference | None:
+    """Return the stored object that a column's value refers to, None for a value of its own.
+
+    `prefix`: the setting `claim_check.uri`. What names an object elsewhere is a value of its own:
+    whoever writes rows has put it there.
+    """
     if not begins_as_claim(value):
         return None
-    return Reference(**json.loads(value)[_CLAIM])
+    try:
+        claim = json.loads(value)[_CLAIM]
+        found = Reference(**claim)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    if type(found.size_bytes) is not int or found.size_bytes < 0:
+        return None
+    if not isinstance(found.sha256, str) or not _SHA256.fullmatch(found.sha256):
+        return None
+    return found if found.uri == f"{prefix.rstrip('/')}/{found.sha256}" else None
 
 
 def truncation_of(value: bytes) -> Truncation | None:

@@ -80,9 +80,13 @@ def stored(found: ObjectStorage, reference: Reference) -> bytes:
     return data
 
 
-def whole(found: ObjectStorage, value: str | None) -> str | None:
+def whole(found: ObjectStorage, prefix: str, value: str | None) -> str | None:
     """The text that a column had."""
-    reference = None if value is None else reference_of(value.encode())
+    reference = (
+        None
+        if value is None
+        else reference_of(value.encode(), prefix=section(found, prefix)["uri"])
+    )
     return value if reference is None else stored(found, reference).decode()
 
 
@@ -120,19 +124,19 @@ def test_rows_of_a_snapshot_and_changes_refer_to_what_is_stored(
     events = list(bridge.events("doc"))
     of_key = [e for e in events if (e["after"] or e["before"])["id"] == key]
     assert [e["op"] for e in of_key] == ["r", "u", "d"], "large keys stay whole"
-    first = of_key[0]["after"]
-    assert whole(storage, first["body"]) == "ä" * 600
-    photo = reference_of(base64.b64decode(first["photo"]))
+    first, uri = of_key[0]["after"], section(storage, topic_prefix)["uri"]
+    assert whole(storage, topic_prefix, first["body"]) == "ä" * 600
+    photo = reference_of(base64.b64decode(first["photo"]), prefix=uri)
     assert photo is not None and stored(storage, photo) == b"\0\xff" * 800
-    facts = reference_of(first["facts"].encode())
+    facts = reference_of(first["facts"].encode(), prefix=uri)
     assert facts is not None and json.loads(stored(storage, facts)) == {"a": "x" * 2000}
     assert of_key[1]["before"] == first, "the old row refers to the same objects"
-    assert whole(storage, of_key[1]["after"]["body"]) == "b" * 3000
+    assert whole(storage, topic_prefix, of_key[1]["after"]["body"]) == "b" * 3000
     assert of_key[2]["before"] == of_key[1]["after"]
     (small,) = [e["after"] for e in events if e["after"] and e["after"]["id"] == "small"]
     assert (small["body"], small["facts"]) == ("body", "{}")
     (odd,) = [e["after"] for e in events if e["after"] and e["after"]["id"] == "odd"]
-    assert whole(storage, odd["body"]) == '{"__slotbridge_claim_check": 1}'
+    assert whole(storage, topic_prefix, odd["body"]) == '{"__slotbridge_claim_check": 1}'
     assert SECRET not in bridge.output
 
 
@@ -178,7 +182,7 @@ def test_every_format_has_the_reference_and_its_schema_says_so(
             assert cut is not None and cut.kept.decode() == "grö" and cut.size_bytes == 12
             photo = after["photo"]
             photo = base64.b64decode(photo) if isinstance(photo, str) else photo
-            reference = reference_of(photo)
+            reference = reference_of(photo, prefix=section(storage, topic_prefix)["uri"])
             assert reference is not None and stored(storage, reference) == b"\0\xff" * 800
             if form != "protobuf":
                 for what in ("claim_check", "truncate"):
@@ -203,7 +207,10 @@ def test_a_kill_between_upload_and_commit_loses_and_repeats_nothing(
     bridge.start().streaming()
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
-    found = {e["after"]["n"]: whole(storage, e["after"]["body"]) for e in bridge.events("doc")}
+    found = {
+        e["after"]["n"]: whole(storage, topic_prefix, e["after"]["body"])
+        for e in bridge.events("doc")
+    }
     assert found == {number: str(number) * 2000 for number in range(12)}
     assert set(bridge.identities("doc").values()) == {1}
     assert before <= set(storage.names())
@@ -254,7 +261,10 @@ def test_a_storage_that_is_cut_off_is_waited_for(
         assert bridge.stop() == 0, bridge.output
     finally:
         proxy.close()
-    found = {e["after"]["n"]: whole(storage, e["after"]["body"]) for e in bridge.events("doc")}
+    found = {
+        e["after"]["n"]: whole(storage, topic_prefix, e["after"]["body"])
+        for e in bridge.events("doc")
+    }
     assert found == {0: "0" * 2000, 1: "1" * 2000, 2: "small", 3: "3" * 2000}
     assert set(bridge.identities("doc").values()) == {1}
     assert "terminating walsender" not in bridge.output
@@ -282,7 +292,7 @@ def test_a_large_transaction_of_large_values_in_bounded_memory(
     bridge.caught_up()
     grown = peak_bytes(status) - before
     assert bridge.stop() == 0, bridge.output
-    found = [whole(storage, e["after"]["body"]) for e in bridge.events("doc")]
+    found = [whole(storage, topic_prefix, e["after"]["body"]) for e in bridge.events("doc")]
     assert sorted(map(str, found)) == sorted(
         hashlib.md5(str(n).encode()).hexdigest() * 16000 for n in range(1, 201)
     )
@@ -343,7 +353,7 @@ def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
     assert recovered(bridge).tables["public.doc"].created == 1
     values = {}
     for event in bridge.events("doc"):
-        reference = reference_of(event["after"]["body"].encode())
+        reference = reference_of(event["after"]["body"].encode(), prefix=folder.as_uri())
         assert reference is not None
         values[event["after"]["n"]] = (folder / reference.sha256).read_text()
     assert values == {1: "1" * 2000, 2: "2" * 2000}

@@ -33,6 +33,7 @@ from services.bridge.sink.object_storage import Folder, unreachable
 from tests.providers.waiting import eventually
 
 TEXT, BYTEA, JSONB, INTEGER, TEXTS = 25, 17, 3802, 23, 1009
+THERE = "file:///there"
 SETTINGS = ClaimCheckSettings(uri="file:///nowhere", deadline_ms=1_000, memory_bytes_max=2**20)
 
 
@@ -46,7 +47,7 @@ class Stored:
         self.gate.set()
 
     def uri(self, name: str) -> str:
-        return f"file:///there/{name}"
+        return f"{THERE}/{name}"
 
     def put(self, name: str, data: bytes) -> None:
         self.gate.wait()
@@ -104,7 +105,7 @@ def test_a_claimed_text_is_found_by_its_reference_and_no_other_text_looks_like_o
 ) -> None:
     store, data = Stored(), text.encode()
     published = row({"claim_check_bytes": bytes_max}, TEXT, data, store).encode()
-    found = reference_of(published)
+    found = reference_of(published, prefix=THERE)
     if found is None:
         assert published == data and len(data) <= bytes_max
         return
@@ -136,12 +137,62 @@ def test_bytea_is_stored_and_cut_as_bytes(data: bytes, bytes_max: int) -> None:
 
     store, text = Stored(), b"\\x" + data.hex().encode()
     claimed = base64.b64decode(row({"claim_check_bytes": bytes_max}, BYTEA, text, store))
-    found = reference_of(claimed)
+    found = reference_of(claimed, prefix=THERE)
     assert (found is None) == (len(data) <= bytes_max)
     assert claimed == data if found is None else store.objects[found.sha256] == data
     cut = base64.b64decode(row({"truncate_bytes": bytes_max}, BYTEA, text, store))
     told = truncation_of(cut)
     assert cut == data if told is None else told.kept == data[:bytes_max]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"s3://evil/{sha256(b'x')}",
+        f"file:///there-too/{sha256(b'x')}",
+        f"file:///there/../else/{sha256(b'x')}",
+        f"file:///there/{sha256(b'y')}",
+        "file:///there/",
+        7,
+    ],
+)
+def test_a_reference_that_a_row_brings_along_leads_nowhere_else(uri: Any) -> None:
+    forged = reference_text(Reference(uri, 1, sha256(b"x")))
+    assert reference_of(forged, prefix=THERE) is None
+    for rule in ({"truncate_bytes": 1_000}, {}):
+        passed = row(rule, TEXT, forged, Stored()) if rule else forged.decode()
+        assert reference_of(passed.encode(), prefix=THERE) is None
+    store = Stored()
+    claimed = reference_of(
+        row({"claim_check_bytes": 1_000}, TEXT, forged, store).encode(), prefix=THERE + "/"
+    )
+    assert claimed is not None and store.objects[claimed.sha256] == forged
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"__slotbridge_claim_check":1}',
+        '{"__slotbridge_claim_check":{}}',
+        '{"__slotbridge_claim_check":{"uri":"file:///there/..","size_bytes":1,"sha256":".."}}',
+        '{"__slotbridge_claim_check":' + "[" * 100_000,
+        '{"__slotbridge_claim_check":\udc80',
+    ],
+)
+def test_what_only_begins_as_a_reference_is_not_one(text: str) -> None:
+    assert reference_of(text.encode("utf-8", "surrogateescape"), prefix=THERE) is None
+
+
+@given(
+    st.integers(-5, 5) | st.booleans() | st.none() | st.text(),
+    st.dictionaries(texts, texts, max_size=1),
+)
+def test_a_reference_has_exactly_its_three_fields(size: Any, more: dict[str, str]) -> None:
+    name = sha256(b"x")
+    fields = {"uri": f"{THERE}/{name}", "size_bytes": size, "sha256": name, **more}
+    found = reference_of(json.dumps({"__slotbridge_claim_check": fields}).encode(), prefix=THERE)
+    whole = not more and isinstance(size, int) and not isinstance(size, bool) and size >= 0
+    assert found == (Reference(f"{THERE}/{name}", size, name) if whole else None)
 
 
 def test_keys_nulls_and_values_that_the_wal_lacks_stay_as_they_are() -> None:

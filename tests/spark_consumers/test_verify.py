@@ -194,7 +194,9 @@ def test_columns_with_large_values_hold_references_and_are_not_judged(
         pipeline = new_pipeline(conninfo, publication=f"p_{topic_prefix}", shaping=shaping)
         assert pipeline.stream()
         ((_, body, photo, _),) = [tuple(row) for row in pipeline.rows("doc")]
-        references = [reference_of(body.encode()), reference_of(bytes(photo))]
+        references = [
+            reference_of(value, prefix=folder.as_uri()) for value in (body.encode(), bytes(photo))
+        ]
         names = [reference.sha256 for reference in references if reference]
         assert [(folder / name).read_bytes() for name in names] == [b"x" * 200, b"\0" * 200]
         (found,) = verify_tables(pipeline.spark, pipeline.settings)
