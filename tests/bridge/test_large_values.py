@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ class Stored:
         if self.error is not None:
             raise self.error
         self.objects[name] = data
+
+    def remove_partial(self) -> None:
+        """Nothing is written in parts."""
 
     def close(self) -> None:
         self.gate.set()
@@ -317,3 +321,34 @@ def test_a_folder_is_written_whole_or_says_why_not(tmp_path: Path) -> None:
         Folder((tmp_path / "missing").as_uri()).put(name, b"content")
     assert raised.value.exit_code == ExitCode.SERVER_SETTING
     assert "mount or make the folder" in str(raised.value)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o640), (0o000, 0o640), (0o077, 0o600)])
+def test_a_file_is_for_its_owner_and_group_alone(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        Folder(tmp_path.as_uri()).put(sha256(b"secret"), b"secret")
+    finally:
+        os.umask(before)
+    assert (tmp_path / sha256(b"secret")).stat().st_mode & 0o777 == mode
+
+
+def test_a_start_removes_what_killed_bridges_left_and_nothing_else(tmp_path: Path) -> None:
+    stale = f".{sha256(b'x')}.{'0' * 16}"
+    fresh = f".{sha256(b'x')}.{'1' * 16}"
+    others = [sha256(b"y"), ".nfs0001", f".{sha256(b'x')}", f".{sha256(b'x')}.{'0' * 16}.more"]
+    for name in (stale, fresh, *others):
+        (tmp_path / name).write_bytes(b"part")
+        if name != fresh:
+            os.utime(tmp_path / name, (1_000_000_000, 1_000_000_000))
+    claims = {"*.*": {"*": {"claim_check_bytes": 1}}}
+    checks = open_claim_checks(
+        ClaimCheckSettings(uri=tmp_path.as_uri()),
+        ShapingSettings.model_validate({"large_values": claims}),
+    )
+    assert checks is not None
+    try:
+        eventually(lambda: not (tmp_path / stale).exists(), what="the stale file is removed")
+    finally:
+        checks.close()
+    assert {path.name for path in tmp_path.iterdir()} == {fresh, *others, sha256(b"")}

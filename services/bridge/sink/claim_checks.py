@@ -55,8 +55,12 @@ class ClaimChecks:
         self._cancelled = threading.Event()
 
     def require(self) -> None:
-        """Store an empty object, to check that the storage takes one. Raise SlotbridgeError."""
+        """Store an empty object, to check that the storage takes one. Raise SlotbridgeError.
+
+        Then remove in a thread what killed processes have left in the storage.
+        """
         self._storage.put(sha256(b""), b"")
+        self._pool.submit(self._storage.remove_partial)
 
     def deposit(self, data: bytes) -> Reference:
         """Hand a value over. Wait while too many bytes wait for the storage; raise what it says."""

@@ -12,6 +12,7 @@ anew where it is there already: a lifecycle rule then counts its age from the la
 import base64
 import errno
 import os
+import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,13 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError, SlotbridgeError
-from schemas.large_values import ClaimCheckSettings
+from schemas.large_values import ClaimCheckSettings, sha256
 
 OPERATION: Final = "store a large value"
+_FILE_MODE: Final = 0o640
+_PARTIAL: Final = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}")
+"""Names of files that are not written whole."""
+_STALE_S: Final = 3600
 _CONNECT_S: Final = 5
 _READ_S: Final = 20
 _DENIED: Final = (401, 403)
@@ -44,6 +49,10 @@ class ObjectStorage(Protocol):
         """Store `data` under its SHA-256. Raise SlotbridgeError that says what to do."""
         ...
 
+    def remove_partial(self) -> None:
+        """Remove what killed processes have written in part. Raise nothing where that fails."""
+        ...
+
     def close(self) -> None:
         """Close the connections to the storage."""
         ...
@@ -62,6 +71,7 @@ class Folder:
     def __init__(self, uri: str) -> None:
         self._uri = uri.rstrip("/")
         self._path = Path(unquote(urlsplit(uri).path))
+        self._closed = False
 
     def uri(self, name: str) -> str:
         """Return the URI of the file of this name."""
@@ -72,7 +82,7 @@ class Folder:
         made = self._path / f".{name}.{secrets.token_hex(8)}"
         try:
             try:
-                with made.open("xb") as file:
+                with open(made, "xb", opener=_opened) as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
@@ -89,8 +99,21 @@ class Folder:
         except OSError as error:
             raise self._failed(error) from error
 
+    def remove_partial(self) -> None:
+        """Remove files that were begun an hour before the newest start, by the folder's clock."""
+        with suppress(OSError), os.scandir(self._path) as entries:
+            now = (self._path / sha256(b"")).stat().st_mtime
+            for entry in entries:
+                if self._closed:
+                    return
+                if _PARTIAL.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    with suppress(OSError):
+                        if entry.stat(follow_symlinks=False).st_mtime < now - _STALE_S:
+                            Path(entry.path).unlink()
+
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """End `remove_partial`; no file stays open."""
+        self._closed = True
 
     def _failed(self, error: OSError) -> SlotbridgeError:
         reason = os.strerror(error.errno or 0)
@@ -111,6 +134,10 @@ class Folder:
             hint=hint,
             exit_code=code,
         )
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags, _FILE_MODE)
 
 
 class Bucket:
@@ -143,6 +170,9 @@ class Bucket:
             raise self._refused(error) from error
         except (BotoCoreError, OSError) as error:
             raise self._failed(error) from error
+
+    def remove_partial(self) -> None:
+        """Do nothing: the service keeps no part of an object."""
 
     def close(self) -> None:
         """Close the connections to the storage."""
