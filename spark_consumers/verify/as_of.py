@@ -7,7 +7,6 @@ and all events of the topics up to its LSN, folded in one go instead of epoch by
 from collections.abc import Collection
 from itertools import pairwise
 
-import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -32,7 +31,7 @@ from spark_consumers.kafka.transactions import Cut
 from spark_consumers.sql import quoted
 from spark_consumers.verify.comparison import TableComparison, compared
 
-log = structlog.get_logger()
+_CHANGELOG = "a changelog holds events, not rows that can be compared"
 
 
 def verify_as_of(
@@ -46,8 +45,8 @@ def verify_as_of(
     """Compare all tables (or `tables`) as of the last epoch up to `commit_lsn`.
 
     Raise OperatorNeeded where a table lacks that epoch's tag or Kafka the first events,
-    SettingsError for an LSN of before the epochs that are kept. The log names parked tables as not
-    judged.
+    SettingsError for an LSN of before the epochs that are kept. Parked tables are not judged, nor
+    are `tables` that are changelogs or not there.
     """
     try:
         return _Witness(spark, settings).compare(commit_lsn, tables, examples_max)
@@ -73,17 +72,30 @@ class _Witness:
         epoch = epoch_of(self._ledger.all(self._spark), commit_lsn)
         states = self._tables.states(self._spark)
         self._shapes.read()
-        for name, parked in epoch.parked.items():
-            if not tables or name in tables:
-                log.warning("not judged: the table is parked", table=name, **described(parked))
-        wanted = tables or [name for name in epoch.tables if not is_sums(name)]
-        found = [
-            (states[name], self._snapshot(epoch, states[name]))
-            for name in sorted(set(wanted) - set(epoch.parked))
-            if name in states and not self._is_changelog(states[name])
-        ]
-        with held(self._spark, {state.identifier: snapshot for state, snapshot in found}):
-            return [self._compare(epoch, *one, examples_max) for one in found]
+        wanted = set(tables) or {n for n in {*epoch.tables, *epoch.parked} if not is_sums(n)}
+        whys = {name: self._not_judged(epoch, name, states.get(name)) for name in sorted(wanted)}
+        judged = {
+            name: (states[name], self._snapshot(epoch, states[name]))
+            for name, why in whys.items()
+            if not why
+        }
+        with held(self._spark, {state.identifier: snapshot for state, snapshot in judged.values()}):
+            return [
+                self._compare(epoch, *judged[name], examples_max)
+                if name in judged
+                else TableComparison(name, "", 0, 0, 0, 0, 0, not_judged=why)
+                for name, why in whys.items()
+                if name in judged or why != _CHANGELOG or tables
+            ]
+
+    def _not_judged(self, epoch: EpochRecord, name: str, state: State | None) -> str:
+        """Return why a table can't be compared, "" if it can."""
+        if name in epoch.parked:
+            found = described(epoch.parked[name])
+            return f"it is parked and has {found['has']}: {found['reason']}"
+        if state is None:
+            return "there is no Iceberg table of it"
+        return _CHANGELOG if self._is_changelog(state) else ""
 
     def _is_changelog(self, state: State) -> bool:
         return state.shape is None or layout_of(self._settings, state.shape).kind == "changelog"

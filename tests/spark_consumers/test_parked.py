@@ -137,10 +137,13 @@ def test_the_others_go_on_and_a_parked_table_comes_back_with_all_that_it_lacks(
     tag = catalog.tag_name(epoch.commit_lsn)
     operator = Operator(pipeline.spark, pipeline.settings)
     assert list(operator.tag(epoch.commit_lsn)) == [(pipeline.identifier("good"), tag)]
-    with structlog.testing.capture_logs() as told:
-        compared = verify_as_of(pipeline.spark, pipeline.settings, epoch.commit_lsn)
-    assert [found.table for found in compared] == ["public.good"]
-    assert "not judged: the table is parked" in {line["event"] for line in told}
+    compared = verify_as_of(pipeline.spark, pipeline.settings, epoch.commit_lsn)
+    assert {found.table: found.equal for found in compared} == {NAME: False, "public.good": True}
+    named = [NAME, "public.none"]
+    unjudged = verify_as_of(pipeline.spark, pipeline.settings, epoch.commit_lsn, tables=named)
+    assert [found.table for found in unjudged] == named
+    assert reason in unjudged[0].not_judged
+    assert "there is no Iceberg table" in unjudged[1].not_judged
     with pytest.raises(OperatorNeeded, match=r"is parked.*as of"):
         restore(pipeline.spark, pipeline.settings, epoch.commit_lsn, "", dry_run=True)
     unpark(pipeline)
