@@ -207,11 +207,12 @@ class EpochRunner:
     def _refused_by_kafka(self, cut: Cut) -> dict[str, int]:
         """Count the events that Kafka has refused and tables do without; refuse other tables."""
         stop = self._settings.on_dead_letter == "stop"
-        parked = self.parking.positions()
-        others = {n: cut.commit_lsn if self.parking.held(n) else at for n, at in parked.items()}
+        others, held = self.parking.positions(), self.parking.held
         refuse = self.parking.refuse if stop else None
         done = self._record.commit_lsn
-        return incomplete_tables.refused(self._dead, done, cut, others=others, refuse=refuse)
+        return incomplete_tables.refused(
+            *(self._dead, done, cut), others=others, held=held, refuse=refuse
+        )
 
     def _found(self) -> tuple[EpochRecord, int | None]:
         """Return the last epoch that is done, and the commit LSN of one that was begun after it.

@@ -27,16 +27,19 @@ def refused(
     cut: Cut,
     *,
     others: Mapping[str, int],
+    held: Callable[[str], bool],
     refuse: Callable[[str, SlotbridgeError], None] | None,
 ) -> dict[str, int]:
     """Count the events in the cut that Kafka has refused, by table.
 
     `after_lsn`: the commit LSN that the tables have; `others`: that of tables that have another.
-    With `refuse`, each such table is given to it instead.
+    Tables that the epoch leaves alone (`held`) are left out, but their dead letters are kept for
+    their return. With `refuse`, each table is given to it instead.
     """
     found: dict[str, int] = {}
     for letter in letters.between(min([after_lsn, *others.values()]), cut.commit_lsn):
-        if letter.position.commit_lsn <= others.get(letter.table, after_lsn):
+        had = letter.position.commit_lsn <= others.get(letter.table, after_lsn)
+        if had or held(letter.table):
             continue
         if refuse is not None:
             error = OperatorNeeded(

@@ -363,6 +363,31 @@ def test_a_table_left_out_for_an_epoch_returns_without_what_kafka_has_lost_and_s
     assert catalog.LACKS in properties
 
 
+def test_dead_letters_of_a_parked_table_are_known_when_it_returns(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
+    pipeline = new_pipeline(on_refused_table="park", on_dead_letter="report")
+    pipeline.publisher.announce(GOOD, BAD)
+    both(pipeline, 1)
+    pipeline.apply()
+    found_lsn = lost(pipeline, 2, 3)
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 4, "v": "4"})
+        dead_letter(t)
+    pipeline.apply()
+    both(pipeline, 5)
+    pipeline.apply()
+    found_again(pipeline, found_lsn, 3)
+    unpark(pipeline)
+    both(pipeline, 6)
+    pipeline.apply()  # the request is seen after this one, without a restart
+    both(pipeline, 7)
+    assert not pipeline.apply().refused
+    assert ids(pipeline, "bad") == [1, 2, 3, 5, 6, 7]
+    assert noted(pipeline) is None
+
+
 def test_a_dropped_table_that_is_refused_when_it_is_filled_returns_with_all_rows(
     pipeline: Pipeline,
 ) -> None:
