@@ -82,7 +82,7 @@ LAG_SECONDS = Histogram(
 )
 SNAPSHOT_TABLES = Gauge(
     "slotbridge_snapshot_tables",
-    "Tables of the snapshot by state: waiting (or being read), done, refused (without a key).",
+    "Tables of the snapshot by state: waiting (or being read), done, refused (they can't be read).",
     ["state"],
 )
 SNAPSHOT_CHUNKS = Counter(
