@@ -116,7 +116,9 @@ class SnapshotSettings(_Part):
         """
         if self.mode is not None:
             return self
-        return self.model_copy(update={"mode": "initial" if reads_rows else "never"})
+        signals = self.signal_table or self.signal_topic
+        without: Mode = "on_request" if signals else "never"
+        return self.model_copy(update={"mode": "initial" if reads_rows else without})
 
     @property
     def reads_all(self) -> bool:
@@ -169,6 +171,8 @@ class SnapshotProgress(_Part):
     began_ms: int = 0
     waiting: int = -1
     """How many of the snapshot's tables had rows left to read then; -1: not known."""
+    refused: dict[str, str] = {}
+    """`schema.table` -> why its rows could not be read then."""
     read_from: ReadFrom = ""
     """Where the last chunk's rows were read; "": not known."""
     ts_ms: int

@@ -66,6 +66,8 @@ def status(
                 bars.show(seen.tables, seen.states)
             else:
                 print_tables(seen.tables, seen.states, mode)
+                for name, reason in seen.refused.items():
+                    typer.echo(f"not read: {name} {reason}")
                 for unjudged in seen.not_judged:
                     typer.echo(f"not judged: {unjudged}")
                 if stalled_s := seen.stalled_s(time.time()):
@@ -87,6 +89,8 @@ class Seen(NamedTuple):
     states: list[str]
     waiting: int
     """How many tables had rows left to read at the last chunk; -1: not known."""
+    refused: dict[str, str]
+    """`schema.table` -> why its rows could not be read then."""
 
     @property
     def finished(self) -> bool:
@@ -94,7 +98,8 @@ class Seen(NamedTuple):
         names = {f"{one.schema_}.{one.table}" for one in self.tables}
         ahead = {one.tables for one in self.asked if one.type == "read" and "*" not in one.tables}
         done = all(said in FINISHED for said in self.states)
-        return bool(self.tables) and not ahead - names and done and self.waiting == 0
+        told = self.waiting == 0 and not self.refused
+        return bool(self.tables) and not ahead - names and done and told
 
     @property
     def not_judged(self) -> list[str]:
@@ -112,7 +117,8 @@ class Seen(NamedTuple):
         `now`: Unix time.
         """
         unfinished = {said for said in self.states if said not in FINISHED}
-        if not self.tables or self.finished or unfinished == {"paused"}:
+        nothing_left = self.waiting == 0 and not unfinished
+        if not self.tables or self.finished or nothing_left or unfinished == {"paused"}:
             return 0.0
         seconds = now - max(one.ts_ms for one in self.tables) / 1000
         return seconds if seconds >= _STALLED_S else 0.0
@@ -133,6 +139,7 @@ class Seen(NamedTuple):
             "mode": mode,
             "tables": tables,
             "signals": asked,
+            "refused": self.refused,
             "not_judged": self.not_judged,
             "stalled_s": round(self.stalled_s(time.time()), 1),
         }
@@ -150,9 +157,9 @@ def _look(topics: Topics, slot: str) -> Seen:
     known = look_for_known(topics)
     tables = [one for one in known.progress if one.slot == slot]
     asked = [one for one in known.requests if one.slot == slot]
-    waiting = tables[-1].waiting if tables else -1
+    waiting, refused = (tables[-1].waiting, tables[-1].refused) if tables else (-1, {})
     tables.sort(key=lambda one: (one.schema_, one.table))
-    return Seen(tables, asked, [state(one, asked) for one in tables], waiting)
+    return Seen(tables, asked, [state(one, asked) for one in tables], waiting, refused)
 
 
 @snapshot.command()

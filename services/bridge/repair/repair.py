@@ -90,7 +90,10 @@ class Repair:
                 ),
             }
         )
-        self._snapshots = settings.snapshot.mode != "never"
+        record = diagnosis.record
+        snapshot = settings.snapshot.in_effect(reads_rows=record is not None and record.reads_rows)
+        self._snapshots = snapshot.mode != "never"
+        self._reads_rows = snapshot.reads_all
         self._primary = primary
         self._topics = topics
         self._check = check
@@ -306,6 +309,6 @@ class Repair:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         records = Records(
-            *(self._source.slot, heartbeat, seen, self._placement), reads_rows=self._snapshots
+            *(self._source.slot, heartbeat, seen, self._placement), reads_rows=self._reads_rows
         )
         return records.at(position, {})

@@ -153,7 +153,10 @@ class SnapshotPlan:
             denied = table.shape.relation.oid in oids and not (keyless and table.shape.key)
             if denied and not table.done:
                 del self.tables[name]
-                self.refused[name] = "may not be read: the bridge's role lacks SELECT, or USAGE"
+                self.refused[name] = (
+                    "may not be read whole: the bridge's role lacks SELECT on the table or USAGE "
+                    "of its schema, or policies hide rows from it"
+                )
 
     def kind(self, table: TableProgress, index: int, count: int, *, ends: bool) -> Snapshot:
         """Return `source.snapshot` of row `index` of `count` in the table's next chunk.
@@ -359,6 +362,7 @@ def told_progress(
     ts_ms: int,
     waiting: int,
     read_from: ReadFrom = "primary",
+    refused: Mapping[str, str] | None = None,
 ) -> SnapshotProgress:
     """Make the progress of `table` after `chunk`; `waiting`: how many tables have rows left."""
     relation = table.shape.relation
@@ -380,6 +384,7 @@ def told_progress(
         rows_estimate=max(table.rows_estimate, table.rows) if table.rows_estimate >= 0 else -1,
         began_ms=table.began_ms,
         waiting=waiting,
+        refused=dict(refused or {}),
         read_from=read_from,
         ts_ms=ts_ms,
     )

@@ -30,8 +30,9 @@ _IF_WRITABLE: Final = (
 
 _DENIED: LiteralString = """
     SELECT c.oid::bigint FROM pg_class c
-     WHERE c.oid = ANY (%s::oid[]) AND NOT (has_any_column_privilege(c.oid, 'SELECT')
-                                            AND has_schema_privilege(c.relnamespace, 'USAGE'))
+     WHERE c.oid = ANY (%s::oid[])
+       AND NOT (has_table_privilege(c.oid, 'SELECT') AND NOT row_security_active(c.oid)
+                AND has_schema_privilege(c.relnamespace, 'USAGE'))
 """
 
 

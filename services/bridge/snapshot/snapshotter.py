@@ -309,14 +309,15 @@ class Snapshotter:
         return filled
 
     def _is_told(self, found: SnapshotPlan) -> bool:
-        """Whether Kafka knows how many tables wait: some may have gone since the last chunk."""
-        return self._last is None or self._last.waiting == found.waiting
+        """Whether Kafka knows how many tables wait, and which are refused, as of now."""
+        last = self._last
+        return last is None or (last.waiting, last.refused) == (found.waiting, found.refused)
 
     def _told_again(self, batch: EventBatch, found: SnapshotPlan) -> EventBatch:
-        """Return the batch with the last progress, and how many tables wait now."""
+        """Return the batch with the last progress, and the tables that wait or are refused now."""
         if self._last is None:
             return batch
-        told = self._last.model_copy(update={"waiting": found.waiting})
+        told = self._last.model_copy(update={"waiting": found.waiting, "refused": found.refused})
         self._note_progress(told)
         event = progress_event(self._prefix, told)
         staging, size = [*batch.staging, event], batch.bytes + size_of([event])
@@ -375,7 +376,10 @@ class Snapshotter:
         )
         now_ms = time.time_ns() // 1_000_000
         table.began_ms = table.began_ms or now_ms
-        told = told_progress(*(self._owner, table, position, now_ms, found.waiting, seen.read_from))
+        told = told_progress(
+            *(self._owner, table, position, now_ms, found.waiting, seen.read_from),
+            refused=found.refused,
+        )
         self._note_progress(told)
         metrics.SNAPSHOT_CHUNKS.inc()
         return told
