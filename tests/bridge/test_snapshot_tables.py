@@ -182,10 +182,11 @@ def test_a_table_without_a_key_is_refused_by_name_at_the_beginning(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
     run(conninfo, "CREATE TABLE log (n int)", "CREATE TABLE t (id int PRIMARY KEY)")
-    bridge = new_bridge(conninfo, snapshot=INITIAL).start()
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, "without_key": "refuse"}).start()
     assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
     assert "public.log" in bridge.output.splitlines()[-1]
-    excluded = read_all(new_bridge(conninfo, snapshot={**INITIAL, "exclude": ["public.log"]}))
+    settings = {**INITIAL, "without_key": "refuse", "exclude": ["public.log"]}
+    excluded = read_all(new_bridge(conninfo, snapshot=settings))
     run(conninfo, "INSERT INTO log VALUES (1)")
     excluded.caught_up()
     assert values(excluded, "log", "c") == [{"n": 1}]
@@ -218,7 +219,8 @@ def test_initial_only_fails_where_a_table_can_not_be_read(
         "CREATE TABLE a (id int PRIMARY KEY)",
         "INSERT INTO a VALUES (1)",
     )
-    bridge = new_bridge(conninfo, snapshot={**SMALL, "mode": "initial_only"}).start()
+    settings = {**SMALL, "mode": "initial_only", "without_key": "refuse"}
+    bridge = new_bridge(conninfo, snapshot=settings).start()
     assert bridge.exit_code(120) == 0, bridge.output
     run(
         conninfo,

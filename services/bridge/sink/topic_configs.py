@@ -59,6 +59,8 @@ class Configs:
         for resource, future in asked.items():
             try:
                 entries = future.result(REQUEST_TIMEOUT_S + 5)
+            except TimeoutError:  # not known, as where the broker refuses to tell
+                continue
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     yield resource.name

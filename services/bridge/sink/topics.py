@@ -173,6 +173,9 @@ class Topics:
             if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise refused_topic(error.args[0], "describe the topic", topic) from error
             raise kafka_error(error, "describe the topic", topic) from error
+        except TimeoutError as error:
+            late = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            raise kafka_error(late, "describe the topic", topic) from error
         if allowed is not None and AclOperation.WRITE not in allowed:
             denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
             raise refused_topic(denied, "describe the topic", topic)

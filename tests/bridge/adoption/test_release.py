@@ -73,7 +73,7 @@ def test_a_table_that_no_snapshot_can_read_keeps_it_from_being_given_back(
     conninfo: str, new_bridge: NewBridge, tmp_path: Path
 ) -> None:
     """It has joined since; where the settings leave it out, nobody waits for its rows."""
-    bridge = read_all(new_bridge(conninfo, snapshot=INITIAL))
+    bridge = read_all(new_bridge(conninfo, snapshot={**INITIAL, "without_key": "refuse"}))
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE log (n int)")
     bridge.caught_up()
