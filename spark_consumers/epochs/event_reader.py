@@ -2,14 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import structlog
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from schemas.errors import OperatorNeeded, SlotbridgeError
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.settings import KafkaSettings
 from spark_consumers.epochs.topic_summary import TopicSummary, summarize
 from spark_consumers.events import changes
@@ -96,9 +96,10 @@ class EventReader:
 
         Kafka shows a transaction's partitions one after the other, so wait until all events that an
         END counts can be read. `check(topic, first offset)` is called for each topic that is read
-        from its beginning. A table whose events are missing for ARRIVAL_DEADLINE_S, or which
-        `check` refuses, is given to `refuse(table, error)`; if that returns, the others are taken.
-        A read may itself take longer.
+        from its beginning. A table whose events are missing for ARRIVAL_DEADLINE_S although all
+        transactions in its topic have ended, or which `check` refuses, is given to
+        `refuse(table, error)`; if that returns, the others are taken. Raise Retryable where a
+        transaction that has not ended may bring the events. A read may itself take longer.
         """
         starts = self._starts(wanted, known, check, refuse)
         partitions = {topic: tuple(numbers) for topic, numbers in starts.items()}
@@ -119,9 +120,10 @@ class EventReader:
             summaries = summarize(
                 changes.summary(events).collect(), changes.positions(events).collect()
             )
-            short = _short(wanted, summaries, after_lsn, settled=settled)
+            short = _short(wanted, summaries, after_lsn, settled)
             now = time.monotonic()
             if short and now > (deadline or now):
+                _require_settled(short, wanted, cut, settled)
                 self._refuse_short(short, wanted, cut, refuse)
                 summaries = {t: s for t, s in summaries.items() if t not in short}
                 ends = {t: numbers for t, numbers in ends.items() if t not in short}
@@ -147,8 +149,9 @@ class EventReader:
                 operation="read events",
                 subject=topic,
                 lsn=cut.commit_lsn,
-                hint="retention, an unclean election or a topic made anew has removed them, and a "
-                'rebuild would lack them too; docs/TABLES.md, "Events that are lost"',
+                hint="if the bridge was killed while it ended a transaction that hangs, its next "
+                "start publishes them. Else retention, an unclean election or a topic made anew "
+                'has removed them, also for a rebuild: docs/TABLES.md, "Events that are lost"',
             )
             refuse(wanted[topic].table, error)
 
@@ -205,8 +208,8 @@ class EventReader:
         starts: Offsets,
         near: int | None,
         read_ms: int,
-    ) -> tuple[Offsets, bool]:
-        """Return the offsets where reading ends, and whether the last END's events can be read.
+    ) -> tuple[Offsets, set[str]]:
+        """Return the offsets where reading ends, and the topics whose END's events can be read.
 
         The first is what was written after the last END. `near` is the END's time stamp: wait until
         all records before it are visible, so that they are read in one pass. The second answers for
@@ -219,7 +222,7 @@ class EventReader:
             while _some_before(ends, until) and time.monotonic() < deadline:
                 time.sleep(_ARRIVAL_INTERVAL_S)
                 ends = self._topics.stable(partitions)
-        settled = read_ms > 0 and not _some_before(ends, until)
+        settled = {t for t in ends if read_ms > 0 and not _some_before({t: ends[t]}, until)}
         if near is not None:
             ends = {t: {n: min(at, until[t][n]) for n, at in p.items()} for t, p in ends.items()}
         return {
@@ -246,22 +249,42 @@ def _short(
     wanted: Mapping[str, Wanted],
     summaries: Mapping[str, TopicSummary],
     after_lsn: int,
-    *,
-    settled: bool,
+    settled: Collection[str],
 ) -> dict[str, int]:
     """Return topic -> number of missing events, for each topic that lacks some.
 
     A record that can't be read may be one of the counted events, or anybody's: it stands in for a
-    counted one only where nothing else can come any more (`settled`). Pure.
+    counted one only where nothing else can come any more (topics in `settled`). Pure.
     """
     found = {}
     for topic, want in wanted.items():
         summary = summaries.get(topic, TopicSummary(topic))
         counted_after = after_lsn if want.counted_after is None else want.counted_after
-        there = summary.counted(counted_after) + (summary.refused_count if settled else 0)
+        there = summary.counted(counted_after) + (summary.refused_count if topic in settled else 0)
         if there < want.events:
             found[topic] = want.events - there
     return found
+
+
+def _require_settled(
+    short: Mapping[str, int],
+    wanted: Mapping[str, Wanted],
+    cut: Cut,
+    settled: Collection[str],
+) -> None:
+    """Raise Retryable for a topic whose missing events an open transaction may bring. Pure."""
+    for topic, count in short.items():
+        if topic not in settled:
+            raise Retryable(
+                f"Kafka does not show {count} events of {wanted[topic].table} yet: a transaction "
+                "in the topic is neither committed nor aborted",
+                operation="read events",
+                subject=topic,
+                lsn=cut.commit_lsn,
+                hint="start the bridge, which ends its transactions that hang; then start "
+                "slottables again",
+                exit_code=ExitCode.KAFKA_UNREACHABLE,
+            )
 
 
 def _some_before(some: Offsets, others: Offsets) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import structlog
 
-from schemas.errors import OperatorNeeded, SettingsError
+from schemas.errors import OperatorNeeded, Retryable, SettingsError
 from schemas.tables import TableRule
 from services.testbed.ports import free_port
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
@@ -223,23 +223,38 @@ def test_a_table_whose_events_kafka_lacks_is_parked_and_counted_when_it_returns(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
-    with pipeline.publisher.transaction() as t:
-        t.insert(GOOD, {"id": 2, "v": "2"})
-        t.insert(BAD, {"id": 2, "v": "2"})
-        shown = pipeline.publisher.hidden(BAD, {"id": 3, "v": "3"})
-        t.counts[NAME] += 1
-    assert "Kafka lacks 1 events" in pipeline.apply().refused[NAME]
+    lost_at = lost(pipeline, 2, 3)
     unpark(pipeline)
     pipeline.restart()
     with pipeline.publisher.transaction() as t:
         t.insert(GOOD, {"id": 4, "v": "4"})
     assert "Kafka lacks 1 events" in pipeline.apply().refused[NAME], "it still lacks the event"
     assert ids(pipeline, "bad") == [1]
-    shown()
+    found_again(pipeline, lost_at, 3)
     unpark(pipeline)
     pipeline.restart()
     with pipeline.publisher.transaction() as t:
         t.insert(GOOD, {"id": 5, "v": "5"})
+    assert not pipeline.apply().refused
+    assert ids(pipeline, "bad") == [1, 2, 3]
+
+
+def test_a_table_is_not_parked_for_events_that_a_hanging_transaction_may_still_bring(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 0.0)
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 2, "v": "2"})
+        t.insert(BAD, {"id": 2, "v": "2"})
+        shown = pipeline.publisher.hidden(BAD, {"id": 3, "v": "3"})
+        t.counts[NAME] += 1
+    with pytest.raises(Retryable, match=r"does not show 1 events of public\.bad yet"):
+        pipeline.apply()
+    assert noted(pipeline) is None
+    shown()
+    monkeypatch.undo()
+    pipeline.restart()
     assert not pipeline.apply().refused
     assert ids(pipeline, "bad") == [1, 2, 3]
 
