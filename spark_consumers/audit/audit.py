@@ -22,16 +22,23 @@ from pyspark.sql import SparkSession
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError, SlotbridgeError
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
-from spark_consumers.audit.audited_table import AuditedTable, audited, never_judged, not_now
+from spark_consumers.audit.audited_table import (
+    PARKED,
+    AuditedTable,
+    audited,
+    never_judged,
+    not_now,
+)
 from spark_consumers.audit.cut import Cuts
 from spark_consumers.audit.report import TableAudit
 from spark_consumers.audit.source_scan import NotJudgedError, SourceScan
 from spark_consumers.audit.source_snapshot import OPERATION, SourceSnapshot, source_snapshot
-from spark_consumers.audit.table_rows import TableRows, differing_rows
+from spark_consumers.audit.table_rows import KINDS, TableRows, differing_rows
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, require_snapshot
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.holds import held
+from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import State, Tables
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import ShapeLog
@@ -46,6 +53,7 @@ ATTEMPTS: Final = 6
 """Snapshots that are taken until `run` sees in time where to end an epoch."""
 BUCKETS_AT_ONCE: Final = 256
 ROWS_NAMED_MAX: Final = 20
+_NO_TABLE: Final = "it has no Iceberg table"
 Told = Callable[[str, int, int], None]
 """Takes a table, its pages that are read and all its pages."""
 _PUBLISHED = """
@@ -91,6 +99,7 @@ class Audit:
                 self._log.record(
                     self._spark,
                     {one.table: one.finding() for one in found if not one.by_design},
+                    of_all=not names,
                 )
         except FOREIGN as error:
             raise translated(error, OPERATION) from error
@@ -110,7 +119,7 @@ class Audit:
             ) as taken:
                 epoch = self._cut(cuts, taken)
                 if epoch is not None:
-                    return list(self._audit(taken, epoch, names))
+                    return sorted(self._audit(taken, epoch, names), key=lambda one: one.table)
             log.info(
                 "the tables went beyond the snapshot before they could be cut", attempt=attempt
             )
@@ -141,15 +150,18 @@ class Audit:
         self, taken: SourceSnapshot, epoch: EpochRecord, names: Collection[str]
     ) -> Iterator[TableAudit]:
         states = self._tables.states(self._spark)
-        unknown = set(names) - set(states)
+        published = postgres.published(taken.connection, self._source.publication)
+        known = states.keys() | published.keys() | epoch.parked.keys()
+        unknown = set(names) - known
         if unknown:
             raise SettingsError(
-                f"there is no Iceberg table of {min(unknown)}",
+                f"there is neither an Iceberg table of {min(unknown)}, nor is it published",
                 operation=OPERATION,
                 subject=self._tables.namespace,
-                hint=f"tables: {', '.join(sorted(states)) or 'none'}",
+                hint=f"tables: {', '.join(sorted(known)) or 'none'}",
             )
-        wanted = [states[name] for name in sorted(names or states)]
+        chosen = sorted(names or (n for n in known if is_sums(n) or self._follows(n)))
+        wanted = [states[name] for name in chosen if name in states]
         topics = TopicOffsets(self._kafka)
         shapes = ShapeLog(self._kafka, topics, self._naming, self._follows)
         with contextlib.closing(shapes):
@@ -160,6 +172,32 @@ class Audit:
             with held(self._spark, {name: n for name, n in kept.items() if n is not None}):
                 for state in wanted:
                     yield self._one(taken, epoch, state, snapshots[state.source], shapes, filling)
+        for name in chosen:
+            if name not in states:
+                yield self._without_table(taken, epoch, name, published.get(name))
+
+    def _without_table(
+        self,
+        taken: SourceSnapshot,
+        epoch: EpochRecord,
+        name: str,
+        published: postgres.PublishedColumns | None,
+    ) -> TableAudit:
+        """Judge a table that `run` follows and that has no Iceberg table: without rows, equal."""
+        base = TableAudit(name, "", taken.lsn, taken.ts_ms)
+        never = never_judged(self._settings, self._shaping, name, None)
+        if never:
+            return dataclasses.replace(base, reason=never, by_design=True)
+        if name in epoch.parked or published is None:
+            return dataclasses.replace(base, reason=PARKED)
+        if name in epoch.tables:
+            return dataclasses.replace(base, reason=_NO_TABLE)
+        try:
+            scan = self._scan(taken, name, published.row_filter)
+            reason = f"{_NO_TABLE}, and the source has rows" if scan.has_rows() else ""
+        except NotJudgedError as error:
+            reason = str(error)
+        return dataclasses.replace(base, reason=reason)
 
     def _one(
         self,
@@ -172,18 +210,23 @@ class Audit:
     ) -> TableAudit:
         """Audit one table; what it can't compare is in the result's `reason`."""
         base = TableAudit(state.source, state.identifier.replace("`", ""), taken.lsn, taken.ts_ms)
-        never = never_judged(self._settings, self._shaping, state.source, state.shape)
+        never = never_judged(self._settings, self._shaping, state.source, state)
         if never:
             return dataclasses.replace(base, reason=never, by_design=True)
         reason = not_now(state, taken.lsn)
         if filling.unfinished(state.source, taken.lsn):
             reason = "a snapshot of the bridge had not brought all its rows by then"
+        if not self._follows(state.source):
+            reason = "tables.tables or shaping leaves it out: `run` does not follow it"
         if reason or snapshot is None:
             reason = reason or "its snapshot of the epoch was removed"
             return dataclasses.replace(base, reason=reason)
         try:
             table, row_filter = self._compared(taken, epoch, state, shapes)
-            return self._compare(taken, base, state, snapshot, table, row_filter)
+            scan = self._scan(taken, state.source, row_filter)
+            unsent = filling.unsent(state.source, scan.oid, self._whole.snapshot, taken.progress)
+            base = dataclasses.replace(base, unsent=unsent)
+            return self._compare(taken, base, state, snapshot, table, scan)
         except NotJudgedError as error:
             return dataclasses.replace(base, reason=str(error))
 
@@ -231,34 +274,35 @@ class Audit:
         state: State,
         snapshot: int,
         table: AuditedTable,
-        row_filter: str | None,
+        scan: SourceScan,
     ) -> TableAudit:
-        name = schema_and_table(state.source)
-        scan = SourceScan(
-            taken.connection,
-            name,
-            row_filter=row_filter,
-            busy_percent=self._settings.audit_busy_percent,
-            stop=self._stop,
-            told=lambda done, pages: self._told(state.source, done, pages),
-        )
-        count = hashes.bucket_count(scan.pages)
-        kinds = postgres.column_layers(taken.connection, name)
+        kinds = postgres.column_layers(taken.connection, schema_and_table(state.source))
         layers = [kinds[column.name] for column in table.columns]
-        rows = TableRows(self._spark, state.identifier, snapshot, table, count)
-        source = scan.buckets(table.columns, layers, table.key, count).rows
+        buckets = hashes.buckets_of(scan.pages, layers, table.key)
+        rows = TableRows(self._spark, state.identifier, snapshot, table, buckets)
+        source = scan.buckets(table.columns, layers, buckets.places, buckets.number).rows
         there = rows.buckets()
         unequal = sorted(b for b in source.keys() | there.keys() if source.get(b) != there.get(b))
         base = dataclasses.replace(
             base,
             source_rows=sum(number for number, _ in source.values()),
             table_rows=sum(number for number, _ in there.values()),
-            buckets=count,
+            buckets=buckets.number,
             buckets_unequal=len(unequal),
             columns_left=table.left,
             busy_s=scan.busy_s,
         )
-        return self._descend(base, scan, kinds, rows, table, unequal)
+        return self._descend(base, scan, kinds, rows, table, buckets, unequal)
+
+    def _scan(self, taken: SourceSnapshot, name: str, row_filter: str | None) -> SourceScan:
+        return SourceScan(
+            taken.connection,
+            schema_and_table(name),
+            row_filter=row_filter,
+            busy_percent=self._settings.audit_busy_percent,
+            stop=self._stop,
+            told=lambda done, pages: self._told(name, done, pages),
+        )
 
     def _descend(
         self,
@@ -267,14 +311,22 @@ class Audit:
         kinds: Mapping[str, Sequence[Layer]],
         rows: TableRows,
         table: AuditedTable,
+        buckets: hashes.Buckets,
         unequal: list[int],
     ) -> TableAudit:
-        """Compare rows of unequal buckets by value, some buckets at a time, until some differ."""
+        """Compare rows of unequal buckets by value, some buckets at a time, until some differ.
+
+        All are compared at once where a row may have another bucket in the table, and where rows
+        may be missing, so that the source is not read again and again.
+        """
         names = [field.name for field in table.fields]
         texts = hashes.source_texts(table.columns, [kinds[c.name] for c in table.columns])
-        bucket = hashes.source_bucket([texts[n] for n in table.key] or texts, base.buckets)
-        for first in range(0, len(unequal), BUCKETS_AT_ONCE):
-            some = unequal[first : first + BUCKETS_AT_ONCE]
+        bucket = hashes.source_bucket([texts[n] for n in buckets.places], buckets.number)
+        apart = buckets.alike and not base.unsent
+        at_once = BUCKETS_AT_ONCE if apart else max(1, len(unequal))
+        judged = [kind for kind in KINDS if kind != "missing" or not base.unsent]
+        for first in range(0, len(unequal), at_once):
+            some = unequal[first : first + at_once]
             with tempfile.TemporaryDirectory(prefix="slottables-audit-") as folder:
                 scan.export(table.columns, kinds, bucket, some, Path(folder))
                 left = source_rows(self._spark, folder, table.columns)
@@ -282,19 +334,21 @@ class Audit:
                 found = compared(base.table, base.iceberg, left, right, names, table.key, 0)
                 if found.equal:
                     continue
-                named = differing_rows(
-                    *(groups_of(left, right, table.key), left, right),
-                    *(names, table.key, ROWS_NAMED_MAX),
+                base = dataclasses.replace(
+                    base,
+                    **{kind: getattr(found, kind) for kind in judged},
+                    missing_left=found.missing if base.unsent else 0,
+                    buckets_left=len(unequal) - first - len(some),
                 )
-            return dataclasses.replace(
-                base,
-                missing=found.missing,
-                extra=found.extra,
-                different=found.different,
-                rows=named,
-                buckets_left=len(unequal) - first - len(some),
-                busy_s=scan.busy_s,
-            )
+                if not base.differences:
+                    base = dataclasses.replace(base, reason=base.absence)
+                    break
+                groups = groups_of(left, right, table.key)
+                named = differing_rows(
+                    groups, left, right, names, table.key, limit=ROWS_NAMED_MAX, kinds=judged
+                )
+                base = dataclasses.replace(base, rows=named)
+                break
         return dataclasses.replace(base, busy_s=scan.busy_s)
 
     def _follows(self, name: str) -> bool:

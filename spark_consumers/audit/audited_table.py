@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.naming import Naming, table_matches
+from schemas.naming import Naming, schema_and_table, table_matches
 from schemas.shaping import ShapingSettings
 from schemas.tables import TablesSettings
 from spark_consumers.events.columns import ColumnShape
 from spark_consumers.events.shape import Shape
-from spark_consumers.iceberg.layout import Field, layout_of
+from spark_consumers.iceberg.layout import Field, layout_of, rule_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import State
 
+PARKED = "it is parked: slottables unpark brings it back"
 NO_EVENT = "the source has it, the table does not: not published, left out, or no event since"
 
 
@@ -31,18 +32,19 @@ class AuditedTable:
 
 
 def never_judged(
-    settings: TablesSettings, shaping: ShapingSettings, name: str, shape: Shape | None
+    settings: TablesSettings, shaping: ShapingSettings, name: str, state: State | None
 ) -> str:
-    """Return why no audit can judge a table, "" where one can."""
+    """Return why no audit can judge a table, "" where one can; `state`: None without a table."""
     if is_sums(name):
         return "a table of sums has no source table of its own; audit the table that it sums"
-    if shape is None:
+    if state is not None and state.shape is None:
         return "an earlier version of slottables made it: its columns are unknown"
-    if layout_of(settings, shape).kind == "changelog":
+    schema, table = schema_and_table(name)
+    if rule_of(settings, schema, table).kind == "changelog":
         return "a changelog holds events, not rows that can be compared"
-    if any(table_matches(pattern, shape.schema, shape.table) for pattern in shaping.skip):
+    if any(table_matches(pattern, schema, table) for pattern in shaping.skip):
         return "shaping.skip leaves out operations on it"
-    if Naming("", shaping).filtered(shape.schema, shape.table):
+    if Naming("", shaping).filtered(schema, table):
         return "shaping.filters leaves out rows of it by an expression"
     return ""
 
@@ -50,7 +52,7 @@ def never_judged(
 def not_now(state: State, lsn: int) -> str:
     """Return why a table can't be judged as of `lsn` now, "" where it can."""
     if state.parked is not None:
-        return "it is parked: slottables unpark brings it back"
+        return PARKED
     if state.rebuild:
         return "it waits for its rebuild"
     if state.lacks:

@@ -28,7 +28,8 @@ class TableAudit:
     `reason`: why the table was not judged, "" where it was; `by_design`: no audit can judge it.
     `buckets_unequal` are those whose hashes differ; `buckets_left` of them were not compared by
     value, because `missing`, `extra` and `different` say enough. `columns_left`: column -> why it
-    was not compared. `busy_s`: seconds that the source worked.
+    was not compared. `unsent`: why Kafka may lack rows from before the slot, "" if it has all; then
+    `missing_left` rows are missing, which is not judged. `busy_s`: seconds that the source worked.
     """
 
     table: str
@@ -45,6 +46,8 @@ class TableAudit:
     missing: int = 0
     extra: int = 0
     different: int = 0
+    missing_left: int = 0
+    unsent: str = ""
     rows: tuple[Difference, ...] = ()
     columns_left: dict[str, str] = field(default_factory=dict)
     busy_s: float = 0.0
@@ -53,6 +56,11 @@ class TableAudit:
     def differences(self) -> int:
         """How many rows were found that differ."""
         return self.missing + self.extra + self.different
+
+    @property
+    def absence(self) -> str:
+        """Which missing rows are not judged, and why."""
+        return f"{self.missing_left} rows of the source are not in the table: {self.unsent}"
 
     @property
     def verdict(self) -> str:
@@ -82,6 +90,8 @@ class TableAudit:
             f" {self.busy_s:.2f} s of the source)"
         )
         rest = [f"  {row.line()}" for row in self.rows]
+        if self.missing_left:
+            rest.append(f"  not judged: {self.absence}")
         if self.buckets_left:
             rest.append(f"  {self.buckets_left} more of {self.buckets} buckets differ")
         rest += [f"  column {n} not judged: {why}" for n, why in self.columns_left.items()]

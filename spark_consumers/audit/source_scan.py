@@ -32,7 +32,8 @@ _RELATION: Final = """
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
 """
-# The catalogs show what the snapshot sees; pg_relation_filenode shows what is now.
+# The catalogs show what the snapshot sees; pg_relation_filenode and pg_partition_tree show
+# what is now. The latter locks the partitions, so that none is detached until the savepoint ends.
 _FILES: Final = """
     WITH RECURSIVE part AS (
         SELECT %(oid)s::oid AS oid
@@ -41,7 +42,10 @@ _FILES: Final = """
         JOIN pg_class c ON c.oid = i.inhrelid WHERE c.relispartition
     )
     SELECT coalesce(max(pg_relation_size(c.oid) / current_setting('block_size')::int), 0)::bigint,
-           coalesce(bool_and(c.relfilenode IS NOT DISTINCT FROM pg_relation_filenode(c.oid)), true)
+           coalesce(bool_and(c.relfilenode IS NOT DISTINCT FROM pg_relation_filenode(c.oid)), true),
+           NOT %(partitioned)s OR (SELECT array_agg(oid ORDER BY oid) FROM part)
+           IS NOT DISTINCT FROM
+           (SELECT array_agg(relid::oid ORDER BY relid::oid) FROM pg_partition_tree(%(oid)s::oid))
     FROM part p JOIN pg_class c ON c.oid = p.oid WHERE c.relkind = 'r'
 """
 Told = Callable[[int, int], None]
@@ -85,7 +89,13 @@ class SourceScan:
         if row is None:
             raise NotJudgedError("the source does not have the table")
         self._oid, self._partitioned = int(row[0]), bool(row[1])
-        self.pages = self._files()
+        self.pages = 0
+        self._apart(lambda: None)
+
+    @property
+    def oid(self) -> int:
+        """The number of the table in pg_class."""
+        return self._oid
 
     def buckets(
         self,
@@ -106,6 +116,19 @@ class SourceScan:
 
         self._each(read)
         return Buckets(found, self.busy_s)
+
+    def has_rows(self) -> bool:
+        """Tell whether the snapshot sees a row of the table."""
+        found: list[object] = []
+
+        def read(condition: sql.Composable) -> None:
+            table = sql.Identifier(*self._table)
+            query = sql.SQL("SELECT FROM {} WHERE {} LIMIT 1").format(table, condition)
+            if not found:
+                found.extend(self._connection.execute(query).fetchall())
+
+        self._each(read)
+        return bool(found)
 
     def export(
         self,
@@ -156,13 +179,18 @@ class SourceScan:
             length = max(1, min(_PAGES_MAX, int(length * min(2.0, ratio))))
 
     def _apart(self, read: Callable[[], None]) -> None:
-        """Call `read`, then see that the table has the snapshot's files; free the locks."""
+        """Call `read`, and see that the table has the snapshot's files; free the locks.
+
+        Before `read`, too: a partition that was away for a moment has the same file again.
+        """
         for attempt in range(_ATTEMPTS):
             self._connection.execute("SAVEPOINT part")
             try:
                 self._connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS}".encode())
+                if self._partitioned:
+                    self._require_files()
                 read()
-                self._files()
+                pages = self._require_files()
             except psycopg.errors.LockNotAvailable:
                 if attempt == _ATTEMPTS - 1:
                     raise NotJudgedError("the table stays locked at the source") from None
@@ -173,16 +201,21 @@ class SourceScan:
                     f"the role may not read it: {error.diag.message_primary}"
                 ) from None
             else:
+                self.pages = self.pages or pages
                 return
             finally:
                 self._connection.execute("ROLLBACK TO SAVEPOINT part")
 
-    def _files(self) -> int:
+    def _require_files(self) -> int:
         """Return the table's pages. Raise NotJudgedError where it has other files by now."""
-        row = self._connection.execute(_FILES, {"oid": self._oid}).fetchone()
+        row = self._connection.execute(
+            _FILES, {"oid": self._oid, "partitioned": self._partitioned}
+        ).fetchone()
         assert row is not None
         if not row[1]:
             raise NotJudgedError(_REWRITTEN)
+        if not row[2]:
+            raise NotJudgedError("its partitions changed at the source since the snapshot")
         return int(row[0]) + 1
 
 

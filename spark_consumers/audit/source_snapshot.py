@@ -40,12 +40,16 @@ _IDENTITY = """
 
 @dataclass(frozen=True, slots=True)
 class SourceSnapshot:
-    """The source as of `lsn`: all that commits before it. `ts_ms`: when (since 1970)."""
+    """The source as of `lsn`: all that commits before it. `ts_ms`: when (since 1970).
+
+    `progress`: the bridge's record from before.
+    """
 
     connection: psycopg.Connection
     lsn: int
     timeline: int
     ts_ms: int
+    progress: ProgressRecord
 
 
 @contextlib.contextmanager
@@ -73,7 +77,7 @@ def source_snapshot(
             lsn, name = _create_slot(replication)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())
-        yield SourceSnapshot(connection, lsn, timeline, time.time_ns() // 1_000_000)
+        yield SourceSnapshot(connection, lsn, timeline, time.time_ns() // 1_000_000, progress)
         connection.execute("ROLLBACK")
 
 

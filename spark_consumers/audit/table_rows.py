@@ -12,7 +12,7 @@ from spark_consumers.iceberg import catalog
 from spark_consumers.sql import quoted
 from spark_consumers.verify import hashes
 
-_KINDS = ("missing", "extra", "different")
+KINDS = ("missing", "extra", "different")
 
 
 class TableRows:
@@ -24,7 +24,7 @@ class TableRows:
         identifier: str,
         snapshot: int,
         table: AuditedTable,
-        buckets: int,
+        buckets: hashes.Buckets,
     ) -> None:
         names = [quoted(field.name) for field in table.fields]
         self._rows = (
@@ -34,9 +34,8 @@ class TableRows:
         )
         kinds = [field.dataType for field in self._rows.schema.fields]
         self._texts = [hashes.table_text(f"c{n}", kind) for n, kind in enumerate(kinds)]
-        identity = [f"c{n}" for n in table.key] or self._rows.columns
         self._bucket = hashes.table_bucket(
-            [self._texts[int(name[1:])] for name in identity], buckets
+            [self._texts[place] for place in buckets.places], buckets.number
         )
 
     def buckets(self) -> dict[int, tuple[int, int]]:
@@ -58,16 +57,18 @@ def differing_rows(
     right: DataFrame,
     names: Sequence[str],
     key: Sequence[int],
+    *,
     limit: int,
+    kinds: Sequence[str] = KINDS,
 ) -> tuple[Difference, ...]:
-    """Return up to `limit` rows that differ, each with the columns that do.
+    """Return up to `limit` rows that differ in one of `kinds`, each with the columns that do.
 
     `groups` counts the rows of each key by kind; `left` and `right` have the columns c0, c1 and so
     on, `names` are theirs.
     """
     kind = reduce(
         lambda rest, one: F.when(F.col(one) > 0, F.lit(one)).otherwise(rest),
-        _KINDS,
+        kinds,
         F.lit(None).cast("string"),
     )
     identity = [name for name in groups.columns if name.startswith("c")]

@@ -92,8 +92,10 @@ class AuditLog:
             update.remove(_CUT + audit).commit()
 
     @_AGAIN
-    def record(self, spark: SparkSession, found: dict[str, AuditResult]) -> None:
-        """Record what an audit found, by source table."""
+    def record(
+        self, spark: SparkSession, found: dict[str, AuditResult], *, of_all: bool = False
+    ) -> None:
+        """Record what an audit found, by source table; `of_all`: other tables' results go."""
         self._make(spark)
         before = self.findings(spark)
         values = {}
@@ -107,8 +109,13 @@ class AuditLog:
                     one, verified_lsn=last.verified_lsn, verified_ts_ms=last.verified_ts_ms
                 )
             values[_FOUND + table] = json.dumps(asdict(one))
-        if values:
-            catalog.set_properties(catalog.load(spark, self.identifier), values)
+        update = catalog.load(spark, self.identifier).updateProperties()
+        for name, value in values.items():
+            update.set(name, value)
+        for table in before.keys() - found.keys() if of_all else ():
+            update.remove(_FOUND + table)
+        if values or before:
+            update.commit()
 
     def findings(self, spark: SparkSession) -> dict[str, AuditResult]:
         """Return what the last audit of each source table found."""

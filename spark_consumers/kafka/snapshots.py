@@ -1,22 +1,24 @@
 """Reads which tables' rows a bridge's snapshot has not brought to Kafka yet."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import SlotbridgeError
-from schemas.events import snapshot_topic
+from schemas.events import ProgressRecord, snapshot_topic
+from schemas.naming import schema_and_table, table_matches
 from schemas.settings import KafkaSettings
-from schemas.snapshot import SnapshotProgress
+from schemas.snapshot import READ_ALL, SnapshotProgress, SnapshotRequest, SnapshotSettings
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.small_topic_tail import READ_DEADLINE_S, SmallTopicTail
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """The last progress of each table's snapshot, by source table."""
+    """The last progress of each table's snapshot, by source table; and what signals asked for."""
 
     progress: Mapping[str, SnapshotProgress]
+    requests: Sequence[SnapshotRequest] = ()
 
     def unfinished(self, table: str, lsn: int) -> bool:
         """Tell whether rows of a table were still to come as of `lsn`; a table may not have begun.
@@ -29,6 +31,29 @@ class Snapshots:
         last = max(self.progress.values(), key=lambda one: one.ts_ms, default=None)
         return last is not None and last.waiting > 0
 
+    def unsent(
+        self, table: str, oid: int, settings: SnapshotSettings, record: ProgressRecord
+    ) -> str:
+        """Return why Kafka may lack rows of the table from before the slot, "" if it has all.
+
+        It has all once a snapshot has read the table of this `oid` to its end. `record`: the last
+        progress record of the bridge.
+        """
+        schema, name = schema_and_table(table)
+        found = self.progress.get(table)
+        if found is not None and found.done and found.oid == oid and _lasts(found, record):
+            if any(table_matches(pattern, schema, name) for pattern in settings.where):
+                return "snapshot.where leaves out rows from before the slot"
+            if any(r.where and table_matches(r.tables, schema, name) for r in self.requests):
+                return "a signal asked the snapshot for some of the rows only"
+            return ""
+        if any(table_matches(pattern, schema, name) for pattern in settings.exclude):
+            return "snapshot.exclude leaves out rows from before the slot"
+        mode = settings.in_effect(reads_rows=record.reads_rows).mode
+        if mode is not None and not READ_ALL[mode]:
+            return f"rows from before the slot were not sent (snapshot.mode {mode})"
+        return "the bridge's snapshot has not sent its rows from before the slot"
+
     def filling(self, tables: Iterable[str], lsn: int) -> list[str]:
         """Return those of `tables` that lack rows of the snapshot at the commit LSN `lsn`, sorted.
 
@@ -36,6 +61,14 @@ class Snapshots:
         snapshot has read others and is not over.
         """
         return sorted(table for table in tables if self.unfinished(table, lsn + 1))
+
+
+def _lasts(found: SnapshotProgress, record: ProgressRecord) -> bool:
+    """Tell whether the present timeline has all that the snapshot's rows were read from."""
+    if found.timeline == record.timeline:
+        return True
+    left = (record.history or {}).get(found.timeline)
+    return left is not None and found.commit_lsn < left and found.seen_lsn <= left
 
 
 class SnapshotTail:
@@ -52,6 +85,7 @@ class SnapshotTail:
             self._kafka, self._topics, snapshot_topic(self._kafka.topic_prefix)
         )
         self._found: dict[str, SnapshotProgress] = {}
+        self._requests: dict[str, SnapshotRequest] = {}
 
     def read(self, deadline_s: float = READ_DEADLINE_S) -> Snapshots:
         """Return the progress as the topic of snapshots tells it now; none without the topic.
@@ -67,10 +101,14 @@ class SnapshotTail:
             raise
         for record in records:
             key = json.loads(record.key or b"{}")
-            if set(key) == {"slot", "schema", "table"} and key["slot"] == self._slot:
+            if key.get("slot") != self._slot:
+                continue
+            if key.get("request") == "read":
+                self._requests[key["tables"]] = self._tail.parsed(record, SnapshotRequest)
+            elif set(key) == {"slot", "schema", "table"}:
                 name = f"{key['schema']}.{key['table']}"
                 self._found[name] = self._tail.parsed(record, SnapshotProgress)
-        return Snapshots(dict(self._found))
+        return Snapshots(dict(self._found), tuple(self._requests.values()))
 
     def close(self) -> None:
         """Close the connections to the broker."""

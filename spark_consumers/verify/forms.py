@@ -34,10 +34,15 @@ class Layer(NamedTuple):
     typmod: int = -1
 
 
+def is_output(layers: Sequence[Layer]) -> bool:
+    """Tell whether a type's values are compared as text; the JSON of others is written anew."""
+    return len(layers) == 1 and layers[0].type not in _JSON_ITSELF
+
+
 def value_sql(column: str, layers: Sequence[Layer]) -> sql.Composed:
     """Return SQL of the value of `column`, whose type consists of `layers`; NULL stays NULL."""
     name = sql.Identifier(column)
-    if len(layers) > 1 or layers[-1].type in _JSON_ITSELF:
+    if not is_output(layers):
         return sql.SQL("({})::json").format(_json(name, layers, 0))
     if layers[0].type in _TEXTS:
         return sql.SQL(_TEXTS[layers[0].type]).format(name=name)

@@ -2,7 +2,8 @@
 
     text      each value as `verify.forms` has it; the bits of a float
     row       length:text of each value, `~` for NULL
-    bucket    16 bits of the MD5 of the key's values, as many of them as there are buckets
+    bucket    16 bits of the MD5 of the values that `buckets_of` chooses, as many of them as there
+              are buckets: of the key, without one of all columns, as far as their text is the same
     hash      60 bits of the MD5 of all values; a bucket has their sum and their number
 
 Equal hashes mean equal rows. Different ones do not mean different rows: the JSON of an array may be
@@ -10,13 +11,13 @@ written in two ways. So rows of buckets that differ are compared by value (`veri
 """
 
 from collections.abc import Sequence
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
 from psycopg import sql
 from pyspark.sql import types as T
 
 from spark_consumers.events.columns import ColumnShape
-from spark_consumers.verify.forms import Layer, value_sql
+from spark_consumers.verify.forms import Layer, is_output, value_sql
 
 BUCKETS_MIN: Final = 64
 BUCKETS_MAX: Final = 65_536
@@ -34,6 +35,24 @@ _NAN_BITS: Final = {"float4": "2143289344", "float8": "9221120237041090560"}
 def bucket_count(pages: int) -> int:
     """Return the number of buckets of a table: about one page's rows in each."""
     return min(BUCKETS_MAX, max(BUCKETS_MIN, 1 << max(0, pages - 1).bit_length()))
+
+
+class Buckets(NamedTuple):
+    """How many buckets a table has, and the places of the columns that choose a row's bucket.
+
+    `alike`: a row has the same bucket at the source and in the table.
+    """
+
+    number: int
+    places: tuple[int, ...]
+    alike: bool
+
+
+def buckets_of(pages: int, layers: Sequence[Sequence[Layer]], key: Sequence[int]) -> Buckets:
+    """Return the buckets of a table; `key`: places in `layers`, none for a table without a key."""
+    places = tuple(key) or tuple(range(len(layers)))
+    alike = tuple(place for place in places if is_output(layers[place]))
+    return Buckets(bucket_count(pages), alike or places, bool(alike))
 
 
 def source_texts(

@@ -16,6 +16,9 @@ import yaml
 from pydantic import SecretStr
 
 from schemas.errors import ExitCode, SlotbridgeError
+from schemas.events import ProgressRecord
+from schemas.settings import KafkaSettings
+from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.testbed import jars
 from services.testbed.java import short_lived_spark
 from spark_consumers.audit.audit import Audit
@@ -25,6 +28,8 @@ from spark_consumers.epochs import job
 from spark_consumers.epochs.audit_log import AuditLog, AuditResult
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.failures import FOREIGN
+from spark_consumers.kafka.reader import TopicOffsets
+from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
 from spark_consumers.session import session_beside
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider, Server
@@ -101,9 +106,19 @@ def live(
         connection.execute(TABLES.encode())
         connection.execute(b"CREATE TABLE items (id int PRIMARY KEY, n int, note text)")
         connection.execute(b"CREATE TABLE plain (note text, n int)")
-    bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix)
+        connection.execute(b"CREATE TABLE unused (id int PRIMARY KEY)")
+    bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix, snapshot={"mode": "initial"})
     try:
         bridge.start().streaming()
+        settings = KafkaSettings(
+            bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix
+        )
+
+        def done() -> int:
+            progress = read_snapshots(settings, TopicOffsets(settings), bridge.slot).progress
+            return sum(one.done for one in progress.values())
+
+        eventually(lambda: done() == len(EQUAL), what="a snapshot has read all tables, empty ones")
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(ROWS.encode())
             connection.execute(b"INSERT INTO items SELECT i, 0, 'x' FROM generate_series(0, 999) i")
@@ -153,6 +168,7 @@ EQUAL = {
     "public.log": "not judged",
     "public.plain": "equal",
     "public.types": "equal",
+    "public.unused": "equal",
     "public.whole": "equal",
 }
 
@@ -222,6 +238,10 @@ def test_the_results_of_audits_as_metrics() -> None:
     assert [value("audit_not_judged", f"public.{t}") for t in "abc"] == [0, 0, 1]
     assert value("verified_age_seconds", "public.a") >= 60
     assert value("verified_age_seconds", "public.b") >= 3600
+    metrics.audited({"public.a": AuditResult(8, now_ms, 0, "", 8, now_ms, now_ms)})
+    assert value("audit_differences", "public.a") == 0
+    labels = {"table": "public.b"}  # nothing follows it any more
+    assert metrics.registry.get_sample_value("slottables_audit_differences", labels) is None
 
 
 def test_exit_codes() -> None:
@@ -291,6 +311,7 @@ def test_what_is_not_judged_and_what_is_refused(
         assert pipeline.stream(once=True)
         assert exit_code(audit(pipeline), named=False) == ExitCode.OK
         assert not slots_and_snapshots(conninfo)
+        tables_that_are_not_there(pipeline)
 
         source = pipeline.settings.source
         assert source
@@ -325,6 +346,169 @@ def test_what_is_not_judged_and_what_is_refused(
             process.kill()
             process.wait()
         eventually(lambda: not slots_and_snapshots(conninfo), what="nothing is left", timeout_s=60)
+
+
+def tables_that_are_not_there(pipeline: Pipeline) -> None:
+    spark, log = pipeline.spark, AuditLog(pipeline.kafka.topic_prefix)
+    session_beside(spark, pipeline.tables).sql(f"DROP TABLE {pipeline.identifier('whole')}")
+    found = {one.table: one for one in audit(pipeline)}
+    assert found["public.whole"].reason == "it has no Iceberg table"
+    assert found["public.items"].verdict == "equal"
+    assert exit_code([*found.values()], named=False) == ExitCode.NOT_JUDGED
+    assert log.findings(spark)["public.whole"].reason
+    tables = pipeline.tables.model_copy(update={"tables": ("public.items",)})
+    settings = pipeline.settings.model_copy(update={"tables": tables})
+    work = Audit(spark, settings, stop=threading.Event())
+    assert [(one.table, one.verdict) for one in work.run()] == [("public.items", "equal")]
+    assert [*log.findings(spark)] == ["public.items"], "what nothing follows any more goes"
+    (named,) = work.run(["public.types"])
+    assert "does not follow it" in named.reason
+    with pytest.raises(SlotbridgeError, match="nor is it published"):
+        work.run(["public.nowhere"])
+
+
+def test_rows_from_before_the_slot_that_were_not_sent(
+    pair: Provider,
+    fresh_database: str,
+    kafka: Broker,
+    tmp_path: Path,
+    topic_prefix: str,
+    new_pipeline: NewPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a snapshot their absence is not judged; what both sides have is."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(b"CREATE TABLE kept (id int PRIMARY KEY, note text)")
+        connection.execute(b"CREATE TABLE silent (id int PRIMARY KEY)")
+        connection.execute(b"CREATE TABLE floats (n int, lists float8[], v int[])")
+        connection.execute(
+            b"CREATE TABLE parts (id int, n int, PRIMARY KEY (id, n)) PARTITION BY LIST (n)"
+        )
+        for n in (1, 2):
+            connection.execute(f"CREATE TABLE p{n} PARTITION OF parts FOR VALUES IN ({n})".encode())
+        connection.execute(b"INSERT INTO kept SELECT i, 'old' FROM generate_series(1, 300) i")
+        connection.execute(b"INSERT INTO silent VALUES (1)")
+        connection.execute(
+            f"CREATE PUBLICATION p_{topic_prefix} FOR ALL TABLES"
+            " WITH (publish_via_partition_root)".encode()
+        )
+        bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix)
+        try:
+            bridge.start().streaming()
+            connection.execute(b"INSERT INTO kept VALUES (-1, 'new'), (-2, 'new')")
+            connection.execute(b"UPDATE kept SET note = 'changed' WHERE id = 7")
+            connection.execute(
+                b"INSERT INTO floats SELECT i, ARRAY[i * 1e20], ARRAY[i]"
+                b" FROM generate_series(1, 100) i"
+            )
+            connection.execute(
+                b"INSERT INTO parts SELECT i, 1 + i % 2 FROM generate_series(1, 9) i"
+            )
+            bridge.caught_up()
+
+            pipeline = new_pipeline(
+                conninfo,
+                publication=f"p_{topic_prefix}",
+                slot=bridge.slot,
+                audit_busy_percent=50,
+                audit_deadline_ms=600_000,
+            )
+            assert pipeline.stream(once=True)
+            monkeypatch.setattr("spark_consumers.audit.audit.BUCKETS_AT_ONCE", 4)
+            found = {one.table: one for one in audit(pipeline)}
+            told_now = told([*found.values()])
+            kept = found["public.kept"]
+            assert (kept.verdict, kept.missing_left, kept.differences) == ("not judged", 299, 0)
+            assert "299 rows of the source are not in the table" in kept.reason, told_now
+            assert "snapshot.mode never" in kept.reason
+            assert "and the source has rows" in found["public.silent"].reason
+            assert found["public.floats"].verdict == "equal", told_now
+            assert found["public.floats"].buckets_unequal > 4
+            assert found["public.parts"].verdict == "equal", told_now
+            assert exit_code([*found.values()], named=False) == ExitCode.NOT_JUDGED
+
+            plant(pipeline, "kept", "UPDATE {table} SET note = 'flipped' WHERE id = -2")
+            plant(pipeline, "kept", "INSERT INTO {table} VALUES (1000, 'extra', 0, 0)")
+            (kept,) = audit(pipeline, "public.kept")
+            assert kept.verdict == "different"
+            assert kept.rows == (
+                Difference("different", '{"id":-2}', ("note",)),
+                Difference("extra", '{"id":1000}'),
+            )
+            assert (kept.missing, kept.missing_left, kept.finding().differences) == (0, 299, 2)
+            assert any("299 rows" in line for line in kept.lines())
+
+            detached: list[object] = []
+
+            def detach(table: str, _done: int, _pages: int) -> None:
+                if table != "public.parts" and not detached:
+                    detached.append(connection.execute(b"ALTER TABLE parts DETACH PARTITION p2"))
+
+            work = Audit(pipeline.spark, pipeline.settings, stop=threading.Event(), told=detach)
+            found = {one.table: one for one in work.run(["public.floats", "public.parts"])}
+            assert detached and found["public.parts"].reason.startswith("its partitions changed")
+        finally:
+            bridge.end()
+
+
+def test_which_tables_have_all_their_rows_in_kafka() -> None:
+    record = ProgressRecord(
+        slot="s",
+        system_identifier="1",
+        timeline=2,
+        commit_lsn=900,
+        end_lsn=900,
+        seq=0,
+        ts_ms=0,
+        reads_rows=True,
+        history={1: 500},
+    )
+    done = SnapshotProgress(
+        slot="s",
+        schema="public",
+        table="t",
+        oid=7,
+        key=["id"],
+        last=None,
+        rows=3,
+        chunks=1,
+        done=True,
+        timeline=2,
+        commit_lsn=600,
+        seq=3,
+        ts_ms=0,
+    )
+
+    def unsent(told: SnapshotProgress | None, oid: int = 7, **settings: Any) -> str:
+        progress = {} if told is None else {"public.t": told}
+        snapshot = SnapshotSettings.model_validate(settings)
+        return Snapshots(progress).unsent("public.t", oid, snapshot, record)
+
+    assert unsent(done) == "" == unsent(done, mode="never") == unsent(done, exclude=["public.t"])
+    assert "has not sent" in unsent(done, oid=8), "another table of that name"
+    assert unsent(done.model_copy(update={"timeline": 1, "commit_lsn": 400})) == ""
+    assert unsent(done.model_copy(update={"timeline": 1, "commit_lsn": 500})), "undone"
+    assert unsent(done.model_copy(update={"timeline": 3})), "a timeline that nobody knows"
+    assert "has not sent" in unsent(None)
+    assert "snapshot.mode on_request" in unsent(None, mode="on_request", signal_topic="x")
+    assert "snapshot.exclude" in unsent(None, exclude=["public.*"])
+    assert "snapshot.where" in unsent(done, where={"public.t": "id > 3"})
+    asked = SnapshotRequest(
+        slot="s",
+        id="a",
+        type="read",
+        tables="public.*",
+        where="id > 3",
+        timeline=2,
+        commit_lsn=1,
+        seq=1,
+        ts_ms=0,
+    )
+    part = Snapshots({"public.t": done}, (asked,))
+    assert "a signal" in part.unsent("public.t", 7, SnapshotSettings(), record)
+    whole = Snapshots({"public.t": done}, (asked.model_copy(update={"where": ""}),))
+    assert whole.unsent("public.t", 7, SnapshotSettings(), record) == ""
 
 
 def spark_options(folder: Path) -> dict[str, str]:

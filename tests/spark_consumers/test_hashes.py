@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from spark_consumers.audit.source_scan import SourceScan
 from spark_consumers.verify import hashes, postgres
 from spark_consumers.verify.comparison import source_rows
+from spark_consumers.verify.forms import Layer
 from tests.providers.interface import Provider
 
 VALUES = """
@@ -35,6 +36,16 @@ VALUES = """
         (-3, 1.7976931348623157e308, 3.4e38, '1:a', NULL, NULL, NULL, NULL),
         (-4, 5e-324, 1e-45, NULL, NULL, NULL, NULL, NULL);
 """
+
+
+def test_a_bucket_is_of_columns_whose_text_is_the_same_on_both_sides() -> None:
+    array = [Layer("_float8", array=True), Layer("float8")]
+    domain = [Layer("positive", domain=True), Layer("int4")]
+    layers = [array, [Layer("int4")], domain, [Layer("vector")], [Layer("float8")]]
+    assert hashes.buckets_of(1, layers, ()) == (64, (1, 4), True)
+    assert hashes.buckets_of(1, layers, (0, 1)) == (64, (1,), True)
+    assert hashes.buckets_of(1, layers, (0, 2)) == (64, (0, 2), False)
+    assert hashes.buckets_of(100, [array], ()) == (128, (0,), False)
 
 
 def test_both_engines_hash_alike(
