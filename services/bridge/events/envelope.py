@@ -47,7 +47,6 @@ from services.bridge.pgoutput.messages import (
     Relation,
     Row,
     Truncate,
-    Unchanged,
     Update,
 )
 
@@ -292,16 +291,9 @@ class Envelope:
             return []
         if table.outbox is not None:
             raise updated_outbox(table.name, lsn)
-        new = change.new
-        old = change.old
-        if old is not None:
-            whole = change.old_kind == "O"
-            if not whole and table.lacks_key(old):
-                raise without_key(table.name, lsn)
-            new = [
-                o if isinstance(n, Unchanged) and (whole or o is not None) else n
-                for n, o in zip(new, old, strict=True)
-            ]
+        old, new = change.old, change.told
+        if old is not None and change.old_kind != "O" and table.lacks_key(old):
+            raise without_key(table.name, lsn)
         after = table.row(new)
         key = table.key(new)
         if old is not None and (old_key := table.key(old)) != key:

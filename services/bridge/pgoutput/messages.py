@@ -92,6 +92,18 @@ class Update(NamedTuple):
     old: Row | None
     new: Row
 
+    @property
+    def told(self) -> Row:
+        """The new row, with the unchanged values that the old row tells."""
+        old = self.old
+        if old is None:
+            return self.new
+        whole = self.old_kind == "O"
+        return [
+            o if isinstance(n, Unchanged) and (whole or o is not None) else n
+            for n, o in zip(self.new, old, strict=True)
+        ]
+
 
 class Delete(NamedTuple):
     """A removed row. `old` as in Update."""

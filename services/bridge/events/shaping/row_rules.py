@@ -22,7 +22,6 @@ from services.bridge.pgoutput.messages import (
     Relation,
     RelationColumn,
     Row,
-    Unchanged,
     Update,
     Value,
 )
@@ -30,6 +29,10 @@ from services.bridge.pgoutput.messages import (
 RowChange = Insert | Update | Delete
 _PLACEHOLDERS = (25, 17)
 """Types of computed columns whose values may be the placeholder of an unchanged value."""
+_NOT_IN_WAL = (
+    "the WAL does not have an unchanged TOAST value that it uses: set REPLICA IDENTITY FULL on the "
+    "table"
+)
 
 
 class RowRules:
@@ -82,12 +85,7 @@ class RowRules:
         return [*row, *self._values(row)] if self._fits(row) else None
 
     def _update(self, change: Update) -> RowChange | None:
-        old, new = change.old, change.new
-        if old is not None:
-            new = [
-                o if isinstance(n, Unchanged) and (o is not None or change.old_kind == "O") else n
-                for n, o in zip(new, old, strict=True)
-            ]
+        old, new = change.old, change.told
         fits, fitted = self._fits(new), self._fits_old(change)
         if old is None:  # then no column of the identity, which filters use alone, has changed
             return change._replace(new=[*new, *self._values(new)]) if fits else None
@@ -114,10 +112,7 @@ class RowRules:
     def _fits(self, row: Row) -> bool:
         for expression in self._filters:
             if any(row[index] is UNCHANGED for index in expression.uses):
-                raise expression.failed(
-                    "the WAL does not have an unchanged TOAST value that it uses: set REPLICA "
-                    "IDENTITY FULL on the table"
-                )
+                raise expression.failed(_NOT_IN_WAL)
             if expression.value(row) is not True:
                 return False
         return True
@@ -135,10 +130,7 @@ def _value(expression: Expression, result: Result, row: Row) -> Value:
     if any(lacking):
         if all(lacking) and result.type_oid in _PLACEHOLDERS:
             return UNCHANGED
-        raise expression.failed(
-            "the WAL does not have an unchanged TOAST value that it uses: set REPLICA IDENTITY "
-            "FULL on the table"
-        )
+        raise expression.failed(_NOT_IN_WAL)
     found = expression.value(row)
     if found is None:
         return None
