@@ -9,11 +9,11 @@ import structlog
 import typer
 
 from schemas.errors import ExitCode, SettingsError
-from schemas.events import ProgressRecord
 from schemas.lsn import format_lsn
 from schemas.naming import table_matches
 from schemas.recovery import RecoveryRecord
 from schemas.settings import Settings, SourceSettings, load_settings, require
+from schemas.snapshot import SnapshotSettings
 from services.bridge import failpoints
 from services.bridge.progress.errors import SelectionChanged
 from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
@@ -78,7 +78,7 @@ def recover(
             return
         repair = Repair(settings, primary, topics, check, diagnosis, tuple(without or ()))
         with contextlib.closing(repair):
-            for line in _plan(diagnosis, repair.scope, settings):
+            for line in _plan(diagnosis, repair.scope, settings, repair.snapshot):
                 typer.echo(line, err=True)
             if dry_run:
                 return
@@ -118,7 +118,7 @@ def repair_by_itself(
         repair = Repair(settings, primary, topics, check, diagnosis, tuple(without), while_waiting)
         with contextlib.closing(repair):
             scope = repair.scope
-            for line in _plan(diagnosis, scope, settings):
+            for line in _plan(diagnosis, scope, settings, repair.snapshot):
                 logger.info("recover", plan=line)
             logger.warning(
                 "what the slot has not sent can't be recovered: single changes of rows, logical "
@@ -153,7 +153,9 @@ def _settings(config: Path) -> Settings:
     return settings
 
 
-def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[str]:
+def _plan(
+    diagnosis: Diagnosis, scope: Scope, settings: Settings, snapshot: SnapshotSettings
+) -> Iterator[str]:
     slot, since = require(settings.source, "source").slot, _since(diagnosis)
     reason = diagnosis.reason
     yield f"why the bridge does not start: {reason.message if reason else 'nothing was found'}"
@@ -164,7 +166,7 @@ def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[st
     yield f"  4. the progress, also in the origin slotbridge_{slot}, moves to the new slot"
     yield f"what is lost: single changes between {since} and the new slot: Kafka gets what they"
     yield "  amount to; the messages of outboxes and logical messages of that time never come"
-    if why := _rows_never_published(settings, diagnosis.record):
+    if why := _rows_never_published(settings, snapshot):
         yield f"{why}: rows that Kafka never had are published as well"
     for name, why in scope.left_out.items():
         yield f"not compared: {name}: {why}"
@@ -176,12 +178,11 @@ def _since(diagnosis: Diagnosis) -> str:
     return format_lsn(record.end_lsn) if record and record.end_lsn else "the events in Kafka"
 
 
-def _rows_never_published(settings: Settings, record: ProgressRecord | None) -> str:
+def _rows_never_published(settings: Settings, snapshot: SnapshotSettings) -> str:
     """Return the settings for which Kafka may lack rows with good reason, "" for none."""
-    snapshot, origin = settings.snapshot, require(settings.source, "source").origin
-    mode = snapshot.in_effect(reads_rows=record is not None and record.reads_rows).mode
+    origin = require(settings.source, "source").origin
     return ", ".join(
-        ["snapshot.mode is never"] * (mode == "never")
+        ["snapshot.mode is never"] * (snapshot.mode == "never")
         + ["snapshot.exclude is set"] * bool(snapshot.exclude)
         + ["snapshot.where is set"] * bool(snapshot.where)
         + ["source.origin is none"] * (origin == "none")

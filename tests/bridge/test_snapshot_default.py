@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from schemas.snapshot import SnapshotSettings
@@ -158,3 +159,21 @@ def test_tables_that_the_role_may_not_read_are_named(
         eventually(lambda: set(status(bridge)["refused"]) == {"public.hidden"}, what="the other")
         assert bridge.running, bridge.output
     assert (operations(bridge, "t"), operations(bridge, "log")) == ({"r": 30}, {"r": 20})
+
+
+def test_a_prefix_keeps_its_rows_where_the_progress_is_lost(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """The record that told so is gone: the topic of the snapshot is there."""
+    bridge = read_all(new_bridge(conninfo, snapshot=UNSET))
+    eventually(lambda: operations(bridge, "log") == {"r": 20}, what="the rows are there")
+    assert bridge.stop() == 0, bridge.output
+    name = f"{bridge.prefix}.progress"
+    admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+    admin.delete_topics([name])[name].result(30)
+    command = ["recover", "-c", str(bridge.config), "--yes", "--without", "public.log"]
+    recovered = CliRunner().invoke(app, command)
+    assert recovered.exit_code == 0, recovered.output
+    assert "snapshot.mode is never" not in recovered.output
+    bridge.start().streaming()
+    assert status(bridge)["mode"] == "initial"

@@ -90,10 +90,10 @@ class Repair:
                 ),
             }
         )
-        record = diagnosis.record
-        snapshot = settings.snapshot.in_effect(reads_rows=record is not None and record.reads_rows)
-        self._snapshots = snapshot.mode != "never"
-        self._reads_rows = snapshot.reads_all
+        self.snapshot = settings.snapshot.in_effect(
+            reads_rows=_reads_rows(diagnosis.record, topics)
+        )
+        """The snapshot's settings with the mode that is in effect."""
         self._primary = primary
         self._topics = topics
         self._check = check
@@ -279,7 +279,7 @@ class Repair:
         origins = OneOrigin(Origin(0, self._baseline.commit_lsn, self._baseline.lsn))
         waiting = [Event(topic, done.slot.encode(), done.model_dump_json().encode())]
         waiting += lost_staging(self._topics, self._source.slot, 0)
-        if self._snapshots or self._topics.there(snapshot_topic(self._topics.prefix)):
+        if self.snapshot.mode != "never" or self._topics.there(snapshot_topic(self._topics.prefix)):
             self._topics.prepare_late(snapshot_topic, compacted=True)
             server = seen.server
             told = self._baseline.beginning(now_ms)
@@ -309,6 +309,12 @@ class Repair:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         records = Records(
-            *(self._source.slot, heartbeat, seen, self._placement), reads_rows=self._reads_rows
+            *(self._source.slot, heartbeat, seen, self._placement),
+            reads_rows=self.snapshot.reads_all,
         )
         return records.at(position, {})
+
+
+def _reads_rows(record: ProgressRecord | None, topics: Topics) -> bool:
+    """Tell whether the prefix began with a snapshot: if the record is lost, its topic tells."""
+    return topics.there(snapshot_topic(topics.prefix)) if record is None else record.reads_rows
