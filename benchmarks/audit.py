@@ -45,7 +45,7 @@ def measure(bed: Bed, scale: int, rate: int, shares: list[float]) -> Iterator[Fi
             columns = postgres.source_columns(connection, *_TABLE)
             kinds = postgres.column_layers(connection, _TABLE)
             layers = [kinds[column.name] for column in columns]
-            found = scan.buckets(columns, layers, [0], hashes.bucket_count(scan.pages)).rows
+            found = scan.buckets(columns, layers, [0], hashes.bucket_count(scan.pages))
             seconds = time.monotonic() - began
             spent_s = _cpu_s(connection) - cpu_s
         load.join()

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from schemas.naming import Naming, schema_and_table
 from schemas.shaping import ColumnPattern, TablePattern
 
 Kind = Literal["current", "history", "changelog"]
@@ -241,6 +242,10 @@ class TablesSettings(_Part):
     def file_io(self) -> str:
         """The class of Iceberg that reads and writes the warehouse's files."""
         return FILE_IO["hdfs" if self.warehouse_folder else self.warehouse.partition(":")[0]]
+
+    def follows(self, name: str, naming: Naming) -> bool:
+        """Whether there is an Iceberg table of the source table `name` (`schema.table`)."""
+        return name in self.tables if self.tables else naming.publishes(*schema_and_table(name))
 
     @model_validator(mode="after")
     def _has_a_catalog(self) -> "TablesSettings":

@@ -124,7 +124,7 @@ class Operator:
             commit_lsn=record.commit_lsn,
         )
         if name not in catalog.ref_names(table):
-            table.manageSnapshots().createTag(name, snapshot).commit()
+            catalog.change_refs(table, lambda manage: manage.createTag(name, snapshot))
 
     def epochs(self) -> Iterator[dict[str, object]]:
         """Yield the epochs that are kept, the oldest first."""

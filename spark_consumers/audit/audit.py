@@ -33,7 +33,7 @@ from spark_consumers.audit.cut import Cuts
 from spark_consumers.audit.report import TableAudit
 from spark_consumers.audit.source_scan import NotJudgedError, SourceScan
 from spark_consumers.audit.source_snapshot import OPERATION, SourceSnapshot, source_snapshot
-from spark_consumers.audit.table_rows import KINDS, TableRows, differing_rows
+from spark_consumers.audit.table_rows import TableRows, differing_rows
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, require_snapshot
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
@@ -45,7 +45,7 @@ from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
 from spark_consumers.session import session_beside
 from spark_consumers.verify import hashes, postgres
-from spark_consumers.verify.comparison import compared, groups_of, source_rows
+from spark_consumers.verify.comparison import KINDS, compared, groups_of, source_rows
 from spark_consumers.verify.forms import Layer
 
 log = structlog.get_logger()
@@ -56,7 +56,7 @@ ROWS_NAMED_MAX: Final = 20
 _NO_TABLE: Final = "it has no Iceberg table"
 Told = Callable[[str, int, int], None]
 """Takes a table, its pages that are read and all its pages."""
-_PUBLISHED = """
+_WHOLE = """
     SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate
     FROM pg_publication WHERE pubname = %s
 """
@@ -151,6 +151,8 @@ class Audit:
     ) -> Iterator[TableAudit]:
         states = self._tables.states(self._spark)
         published = postgres.published(taken.connection, self._source.publication)
+        row = taken.connection.execute(_WHOLE, [self._source.publication]).fetchone()
+        whole = row is not None and bool(row[0])
         known = states.keys() | published.keys() | epoch.parked.keys()
         unknown = set(names) - known
         if unknown:
@@ -171,7 +173,11 @@ class Audit:
             kept = {s.identifier: snapshots[s.source] for s in wanted if snapshots[s.source]}
             with held(self._spark, {name: n for name, n in kept.items() if n is not None}):
                 for state in wanted:
-                    yield self._one(taken, epoch, state, snapshots[state.source], shapes, filling)
+                    yield self._one(
+                        *(taken, epoch, state, snapshots[state.source], shapes, filling),
+                        published=published.get(state.source),
+                        whole=whole,
+                    )
         for name in chosen:
             if name not in states:
                 yield self._without_table(taken, epoch, name, published.get(name))
@@ -207,8 +213,14 @@ class Audit:
         snapshot: int | None,
         shapes: ShapeLog,
         filling: Snapshots,
+        *,
+        published: postgres.PublishedColumns | None,
+        whole: bool,
     ) -> TableAudit:
-        """Audit one table; what it can't compare is in the result's `reason`."""
+        """Audit one table; what it can't compare is in the result's `reason`.
+
+        `published`: what the publication has of it; `whole`: it sends changes of all kinds.
+        """
         base = TableAudit(state.source, state.identifier.replace("`", ""), taken.lsn, taken.ts_ms)
         never = never_judged(self._settings, self._shaping, state.source, state)
         if never:
@@ -222,7 +234,9 @@ class Audit:
             reason = reason or "its snapshot of the epoch was removed"
             return dataclasses.replace(base, reason=reason)
         try:
-            table, row_filter = self._compared(taken, epoch, state, shapes)
+            table, row_filter = self._compared(
+                *(taken, epoch, state, shapes), published=published, whole=whole
+            )
             scan = self._scan(taken, state.source, row_filter)
             unsent = filling.unsent(state.source, scan.oid, self._whole.snapshot, taken.progress)
             base = dataclasses.replace(base, unsent=unsent)
@@ -245,22 +259,26 @@ class Audit:
         return catalog.latest_of_epoch(table, snapshot, epoch.epoch)
 
     def _compared(
-        self, taken: SourceSnapshot, epoch: EpochRecord, state: State, shapes: ShapeLog
+        self,
+        taken: SourceSnapshot,
+        epoch: EpochRecord,
+        state: State,
+        shapes: ShapeLog,
+        *,
+        published: postgres.PublishedColumns | None,
+        whole: bool,
     ) -> tuple[AuditedTable, str | None]:
         """Return what is compared of a table, and the rows' condition at the source."""
-        connection = taken.connection
-        row = connection.execute(_PUBLISHED, [self._source.publication]).fetchone()
-        published = postgres.published(connection, self._source.publication).get(state.source)
-        if row is None or published is None:
+        if published is None:
             raise NotJudgedError("the publication does not have it")
-        if not row[0]:
+        if not whole:
             raise NotJudgedError("the publication leaves out operations")
         if self._source.origin == "none":
             raise NotJudgedError("source.origin is none: rows of replication are not published")
         known = shapes.upto(state.source, epoch.commit_lsn)
         if not known:
             raise NotJudgedError("Kafka does not have its columns as of the epoch")
-        columns = postgres.source_columns(connection, *schema_and_table(state.source))
+        columns = postgres.source_columns(taken.connection, *schema_and_table(state.source))
         columns = tuple(c for c in columns if c.name in published.columns)
         table = audited(self._settings, self._naming, known[-1], columns)
         if isinstance(table, str):
@@ -280,7 +298,7 @@ class Audit:
         layers = [kinds[column.name] for column in table.columns]
         buckets = hashes.buckets_of(scan.pages, layers, table.key)
         rows = TableRows(self._spark, state.identifier, snapshot, table, buckets)
-        source = scan.buckets(table.columns, layers, buckets.places, buckets.number).rows
+        source = scan.buckets(table.columns, layers, buckets.places, buckets.number)
         there = rows.buckets()
         unequal = sorted(b for b in source.keys() | there.keys() if source.get(b) != there.get(b))
         base = dataclasses.replace(
@@ -352,5 +370,4 @@ class Audit:
         return dataclasses.replace(base, busy_s=scan.busy_s)
 
     def _follows(self, name: str) -> bool:
-        tables = self._settings.tables
-        return name in tables if tables else self._naming.publishes(*schema_and_table(name))
+        return self._settings.follows(name, self._naming)

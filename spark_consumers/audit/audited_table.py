@@ -11,6 +11,7 @@ from spark_consumers.events.shape import Shape
 from spark_consumers.iceberg.layout import Field, layout_of, rule_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import State
+from spark_consumers.verify.comparison import CHANGELOG
 
 PARKED = "it is parked: slottables unpark brings it back"
 NO_EVENT = "the source has it, the table does not: not published, left out, or no event since"
@@ -41,7 +42,7 @@ def never_judged(
         return "an earlier version of slottables made it: its columns are unknown"
     schema, table = schema_and_table(name)
     if rule_of(settings, schema, table).kind == "changelog":
-        return "a changelog holds events, not rows that can be compared"
+        return CHANGELOG
     if any(table_matches(pattern, schema, table) for pattern in shaping.skip):
         return "shaping.skip leaves out operations on it"
     if Naming("", shaping).filtered(schema, table):

@@ -11,7 +11,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -56,14 +55,6 @@ class NotJudgedError(Exception):
     """Why a table can't be compared, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """Bucket -> number of rows and sum of hashes; and the seconds that the source worked."""
-
-    rows: dict[int, tuple[int, int]]
-    busy_s: float
-
-
 class SourceScan:
     """One table of the source, or all partitions of a partitioned one."""
 
@@ -85,6 +76,7 @@ class SourceScan:
         self._stop = stop
         self._told = told
         self.busy_s = 0.0
+        """Seconds that the source has worked so far."""
         row = connection.execute(_RELATION, table).fetchone()
         if row is None:
             raise NotJudgedError("the source does not have the table")
@@ -103,8 +95,8 @@ class SourceScan:
         layers: Sequence[Sequence[Layer]],
         key: Sequence[int],
         count: int,
-    ) -> Buckets:
-        """Hash all rows; `key`: places in `columns`, none for a table without a key."""
+    ) -> dict[int, tuple[int, int]]:
+        """Return bucket -> number of rows, sum of hashes; `key`: places in `columns`, or none."""
         found: dict[int, tuple[int, int]] = {}
 
         def read(condition: sql.Composable) -> None:
@@ -115,7 +107,7 @@ class SourceScan:
                 found[bucket] = before[0] + int(rows), before[1] + int(total)
 
         self._each(read)
-        return Buckets(found, self.busy_s)
+        return found
 
     def has_rows(self) -> bool:
         """Tell whether the snapshot sees a row of the table."""

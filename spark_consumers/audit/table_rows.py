@@ -11,8 +11,7 @@ from spark_consumers.audit.report import Difference
 from spark_consumers.iceberg import catalog
 from spark_consumers.sql import quoted
 from spark_consumers.verify import hashes
-
-KINDS = ("missing", "extra", "different")
+from spark_consumers.verify.comparison import KINDS
 
 
 class TableRows:

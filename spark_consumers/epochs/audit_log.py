@@ -37,8 +37,7 @@ class AuditResult:
     """The result of the last audit of a table, and when the table was last found equal.
 
     `verified_lsn` is 0 where it never was; the first audit was at `first_ts_ms`. `differences` are
-    rows; `reason` says why the table was
-    not judged, "" where it was. Times are ms since 1970.
+    rows; `reason` says why the table was not judged, "" where it was. Times are ms since 1970.
     """
 
     lsn: int

@@ -385,8 +385,7 @@ class EpochRunner:
         self.parking.look()
 
     def _follows(self, name: str) -> bool:
-        tables = self._settings.tables
-        return name in tables if tables else self._naming.publishes(*schema_and_table(name))
+        return self._settings.follows(name, self._naming)
 
     def _topic(self, name: str) -> str:
         return self._naming.table(*schema_and_table(name)).name

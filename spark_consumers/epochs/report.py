@@ -3,9 +3,12 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
-from spark_consumers.epochs.topic_summary import TopicSummary
+
+if TYPE_CHECKING:
+    from spark_consumers.epochs.topic_summary import TopicSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class EpochReport:
         }
 
 
-def table_report(summary: TopicSummary | None, way: str | None) -> TableReport:
+def table_report(summary: "TopicSummary | None", way: str | None) -> TableReport:
     """Return the report of a table; `summary` and `way` are None where it has had the epoch."""
     if summary is None:
         return TableReport(0, 0, 0, 0)

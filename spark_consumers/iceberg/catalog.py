@@ -6,9 +6,11 @@ What Spark's SQL has no word for is done here, and what SQL would need several c
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
@@ -37,6 +39,8 @@ commit LSN of an epoch in which an event of the table was left out (a dead lette
 so that the table may have a row that the source has not. KEPT: columns that nothing fills any
 more. SEEN_LSN: inserts that commit before it may be of rows that a snapshot brought."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
+_ATTEMPTS: Final = 10
+"""Commits to a table's references that another writer may be ahead of."""
 _TAG = "lsn_"
 _OWN_TAG = re.compile(_TAG + "[0-9A-F]{1,8}_[0-9A-F]{1,8}")
 
@@ -207,13 +211,38 @@ def own_tags_of(refs: Iterable[str]) -> list[str]:
     return sorted(filter(_OWN_TAG.fullmatch, refs), key=tag_lsn)
 
 
+def change_refs(table: Any, change: Callable[[Any], None]) -> None:
+    """Change a table's tags and branches in one commit, whoever commits to it meanwhile.
+
+    `change` takes a ManageSnapshots of the table as it is now, and may be called again. Iceberg
+    repeats such a commit in vain: UpdateSnapshotReferencesOperation keeps the metadata that it
+    began with.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        manage = table.manageSnapshots()
+        change(manage)
+        try:
+            manage.commit()
+        except Py4JError as error:
+            if attempt == _ATTEMPTS or "CommitFailedException" not in str(error):
+                raise
+            time.sleep(attempt * 0.05)
+            table.refresh()
+        else:
+            return
+
+
 def forget(table: Any, tags: Collection[str]) -> None:
     """Remove tags, in one commit."""
-    if tags:
-        manage = table.manageSnapshots()
+
+    def remove(manage: Any) -> None:
+        there = ref_names(table)
         for name in tags:
-            manage.removeTag(name)
-        manage.commit()
+            if name in there:
+                manage.removeTag(name)
+
+    if tags:
+        change_refs(table, remove)
 
 
 def metadata(table: Any) -> dict[str, Any]:

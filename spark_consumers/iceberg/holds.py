@@ -29,10 +29,13 @@ def held(spark: SparkSession, snapshots: Mapping[str, int]) -> Iterator[None]:
     name = f"{_PREFIX}{_now_ms() + _LASTS_MS}_{uuid.uuid4().hex[:12]}"
     with contextlib.ExitStack() as stack:
         for identifier, snapshot in snapshots.items():
-            manage = catalog.load(spark, identifier).manageSnapshots()
-            manage.createTag(name, snapshot).commit()
+            _hold(catalog.load(spark, identifier), name, snapshot)
             stack.callback(_release, spark, identifier, name)
         yield
+
+
+def _hold(table: Any, name: str, snapshot: int) -> None:
+    catalog.change_refs(table, lambda manage: manage.createTag(name, snapshot))
 
 
 def expired(names: Iterable[str], now_ms: int) -> list[str]:
@@ -43,8 +46,7 @@ def expired(names: Iterable[str], now_ms: int) -> list[str]:
 
 def _release(spark: SparkSession, identifier: str, name: str) -> None:
     try:
-        table: Any = catalog.load(spark, identifier)
-        table.manageSnapshots().removeTag(name).commit()
+        catalog.forget(catalog.load(spark, identifier), [name])
     except FOREIGN as error:
         failure = translated(error, "release a snapshot")
         log.warning("a tag is left until maintenance removes it", tag=name, error=str(failure))

@@ -29,9 +29,7 @@ from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.sql import quoted
-from spark_consumers.verify.comparison import TableComparison, compared
-
-_CHANGELOG = "a changelog holds events, not rows that can be compared"
+from spark_consumers.verify.comparison import CHANGELOG, TableComparison, compared
 
 
 def verify_as_of(
@@ -85,7 +83,7 @@ class _Witness:
                 if name in judged
                 else TableComparison(name, "", 0, 0, 0, 0, 0, not_judged=why)
                 for name, why in whys.items()
-                if name in judged or why != _CHANGELOG or tables
+                if name in judged or why != CHANGELOG or tables
             ]
 
     def _not_judged(self, epoch: EpochRecord, name: str, state: State | None) -> str:
@@ -95,7 +93,7 @@ class _Witness:
             return f"it is parked and has {found['has']}: {found['reason']}"
         if state is None:
             return "there is no Iceberg table of it"
-        return _CHANGELOG if self._is_changelog(state) else ""
+        return CHANGELOG if self._is_changelog(state) else ""
 
     def _is_changelog(self, state: State) -> bool:
         return state.shape is None or layout_of(self._settings, state.shape).kind == "changelog"

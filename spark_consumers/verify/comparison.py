@@ -30,7 +30,8 @@ from spark_consumers.iceberg.tables import State, Tables
 from spark_consumers.sql import quoted
 from spark_consumers.verify import postgres
 
-_KINDS = ("missing", "extra", "different")
+KINDS = ("missing", "extra", "different")
+CHANGELOG = "a changelog holds events, not rows that can be compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class TableComparison:
         if self.not_judged:
             return f"{self.table}: not judged: {self.not_judged}"
         counts = f"{self.source_rows} rows at the source, {self.table_rows} in the table"
-        found = [f"{getattr(self, kind)} {kind}" for kind in _KINDS if getattr(self, kind)]
+        found = [f"{getattr(self, kind)} {kind}" for kind in KINDS if getattr(self, kind)]
         verdict = ", ".join((*found, *self.columns)) or "equal"
         if self.columns_not_judged:
             named = ", ".join(self.columns_not_judged)
@@ -146,7 +147,7 @@ def _side(settings: TablesSettings, state: State | None, computed: frozenset[str
     layout = layout_of(settings, state.shape)
     if layout.kind == "changelog":
         raise SettingsError(
-            "a changelog holds events, not rows that can be compared",
+            CHANGELOG,
             operation="compare tables",
             subject=state.source,
             hint="leave it out of --table",
@@ -228,9 +229,9 @@ def compared(
     """
     groups = groups_of(left, right, key)
     counts = groups.agg(
-        *(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in ("source", "table", *_KINDS))
+        *(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in ("source", "table", *KINDS))
     ).collect()[0]
-    unequal = any(counts[kind] for kind in _KINDS)
+    unequal = any(counts[kind] for kind in KINDS)
     examples = _examples(groups, names, examples_max) if unequal and examples_max else ()
     return TableComparison(
         name,
@@ -337,7 +338,7 @@ def _examples(groups: DataFrame, names: Sequence[str], limit: int) -> tuple[str,
     )
     kind = reduce(
         lambda rest, name: F.when(F.col(name) > 0, F.lit(name)).otherwise(rest),
-        _KINDS,
+        KINDS,
         F.lit(None).cast("string"),
     )
     found = groups.select(kind.alias("kind"), key.alias("key")).where(F.col("kind").isNotNull())

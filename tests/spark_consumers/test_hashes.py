@@ -67,9 +67,9 @@ def test_both_engines_hash_alike(
             stop=threading.Event(),
             told=lambda done, _pages: told.append(done),
         )
-        source = scan.buckets(columns, layers, [0], 64).rows
+        source = scan.buckets(columns, layers, [0], 64)
         alone = {  # by column, so that a failure names it
-            column.name: scan.buckets((columns[0], column), (layers[0], layer), [0], 64).rows
+            column.name: scan.buckets((columns[0], column), (layers[0], layer), [0], 64)
             for column, layer in zip(columns, layers, strict=True)
         }
         postgres.export(connection, name, columns, "id <> 7", tmp_path)

@@ -181,6 +181,16 @@ def test_old_epochs_go_and_what_is_read_or_tagged_stays(new_pipeline: NewPipelin
     table.manageSnapshots().createTag("mine", first).commit()
     table = catalog.load(spark, pipeline.identifier("_epochs"))
     table.updateProperties().set("history.expire.max-snapshot-age-ms", "1").commit()
+    table, tries = catalog.load(spark, name), []
+
+    def tag_too_late(manage: Any) -> None:
+        tries.append(manage.createTag("beside", first))
+        if len(tries) < 3:
+            catalog.set_property(catalog.load(spark, name), "another", f"writer {len(tries)}")
+
+    catalog.change_refs(table, tag_too_late)
+    assert len(tries) == 3
+    catalog.forget(table, ["beside", "gone before"])
     with held(spark, {name: second}):
         assert len(list(operator.maintain())) == 2
         assert snapshots() == {first, second, last}
