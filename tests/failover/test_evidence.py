@@ -8,8 +8,9 @@ import pytest
 from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.loss_limit import Sighting
+from services.failover.model.subscription import Subscription
 from services.failover.model.timelines import Feeding
-from services.failover.model.view import Node, NodeState, Reach, Subscription, View
+from services.failover.model.view import Node, NodeState, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.request import Plan, Request
 from services.failover.plan.steps.step import Action

@@ -19,8 +19,9 @@ from services.failover.checks.registry import run_checks
 from services.failover.cli import output
 from services.failover.execute.journal import BEGIN, Entry
 from services.failover.model.destination import MARK
+from services.failover.model.subscription import Subscription
 from services.failover.model.timelines import History, Provenance
-from services.failover.model.view import Node, Reach, Subscription, View
+from services.failover.model.view import Node, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.request import Request

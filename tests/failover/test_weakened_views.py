@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded, Retryable, SetupError
-from services.failover.model.view import Node, NodeState, Reach, Subscription, View
+from services.failover.model.subscription import Subscription
+from services.failover.model.view import Node, NodeState, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.request import Plan, Request
 from services.failover.plan.resume import Intent, choose

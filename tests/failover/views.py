@@ -8,14 +8,8 @@ from services.failover.checks.capacity import RECOVERY_SETTINGS
 from services.failover.model.conninfo import Address, Conninfo
 from services.failover.model.destination import Destination
 from services.failover.model.replication import Replication
-from services.failover.model.view import (
-    Node,
-    NodeState,
-    Reach,
-    Subscriber,
-    Subscription,
-    View,
-)
+from services.failover.model.subscription import Subscription
+from services.failover.model.view import Node, NodeState, Reach, Subscriber, View
 from services.postgres.server import Server, SettingValue
 from services.postgres.slots import Slot
 

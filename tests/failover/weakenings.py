@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 from services.failover.model.kafka_progress import KafkaProgress
 from services.failover.model.loss_limit import LossLimit, Sighting
 from services.failover.model.replication import Replication
+from services.failover.model.subscription import Subscription
 from services.failover.model.timelines import Feeding, Milestone, Provenance
-from services.failover.model.view import (
-    Node,
-    NodeState,
-    Reach,
-    Subscriber,
-    Subscription,
-    View,
-)
+from services.failover.model.view import Node, NodeState, Reach, Subscriber, View
 from services.postgres.server import Server
 from services.postgres.slots import Slot
 from tests.failover.views import PORTS, views
@@ -139,7 +133,7 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
         **_each("name enabled conninfo slot_name failover comment sync_slots copying", CATALOG),
         "as_marked": CATALOG,
         "remote_lsn": "a role that may not see origins is BARRED; None: it has applied nothing",
-        "worker": CHECK,
+        **_each("worker failing", CHECK),
         "foreign_system": _unknown(""),
         "fed": _unknown(True),
         "identified": _unknown(False),

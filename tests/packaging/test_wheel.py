@@ -109,6 +109,7 @@ def test_the_installed_bridge_brings_rows_to_kafka(
     settings = {
         "SLOTBRIDGE_SOURCE__CONNINFO": conninfo,
         "SLOTBRIDGE_SOURCE__SLOT": f"s_{topic_prefix}",
+        "SLOTBRIDGE_SNAPSHOT__MODE": "never",
         "SLOTBRIDGE_SOURCE__PUBLICATION": f"p_{topic_prefix}",
         "SLOTBRIDGE_KAFKA__BOOTSTRAP_SERVERS": bed.kafka.bootstrap_servers,
         "SLOTBRIDGE_KAFKA__TOPIC_PREFIX": topic_prefix,

@@ -18,7 +18,8 @@ from schemas.lsn import format_lsn
 from services.failover.model.timelines import left_at
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, NodeState, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, NodeState, Subscriber, View
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,17 +99,22 @@ def subscription_enabled(facts: Facts) -> Iterator[Seen]:
 def subscription_worker(facts: Facts) -> Iterator[Seen]:
     yield from _unseen(facts)
     for subscriber, subscription in facts.view.ours():
-        if subscription.enabled and not subscription.worker and facts.above:
-            where = f"{subscriber.name}/{subscription.name}"
-            yield Seen(
-                where,
-                f"no pid in pg_stat_subscription for {where}",
-                f"no worker applies the subscription {where}",
-                remedies.manual(
-                    f"read the log of {subscriber.name}: it says what stops the worker",
-                    because="the log says why",
-                ),
-            )
+        where = f"{subscriber.name}/{subscription.name}"
+        if not subscription.enabled or not facts.above:
+            continue
+        if not subscription.worker:
+            evidence = f"no pid in pg_stat_subscription for {where}"
+            wrong = f"no worker applies the subscription {where}"
+        elif subscription.failing:
+            evidence = f"{where}: {subscription.failing}"
+            wrong = f"the worker of the subscription {where} fails, and is started again and again"
+        else:
+            continue
+        remedy = remedies.manual(
+            f"read the log of {subscriber.name}: it says what stops the worker",
+            because="the log says why",
+        )
+        yield Seen(where, evidence, wrong, remedy)
 
 
 @check(

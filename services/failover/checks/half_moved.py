@@ -21,7 +21,8 @@ from services.failover.model.timelines import left_at
 if TYPE_CHECKING:
     from services.failover.checks.model import Remedy
     from services.failover.model.destination import Destination
-    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber, View
 
 VOUCH = "--no-newer-primary"
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from services.failover.checks.facts import Facts, Required
     from services.failover.checks.model import Remedy
-    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber, View
     from services.postgres.slots import Slot
 
 GROUP = "slots"

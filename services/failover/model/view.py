@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from services.failover.model.destination import destination_in, timelines_in
+from services.failover.model.destination import timelines_in
 from services.failover.model.loss_limit import LossLimit
-from services.failover.model.timelines import Milestone, Provenance, milestone_in
+from services.failover.model.timelines import Milestone, Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.failover.model.conninfo import Address, Conninfo, Endpoint
-    from services.failover.model.destination import Destination
     from services.failover.model.host_commands import Machine
     from services.failover.model.kafka_progress import KafkaProgress
     from services.failover.model.loss_limit import Sighting
     from services.failover.model.node_details import Elsewhere, NodeDetails
     from services.failover.model.replication import Replication
+    from services.failover.model.subscription import Subscription
     from services.postgres.server import Server, SettingValue
     from services.postgres.slots import Slot
 
@@ -188,57 +188,6 @@ class Node:
             return 0
         replication = self.state.replication
         return replication.received_lsn or replication.written_lsn or 0
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """A subscription of a subscriber's database."""
-
-    name: str
-    enabled: bool
-    conninfo: Conninfo
-    slot_name: str | None
-    failover: bool
-    comment: str
-    remote_lsn: int | None
-    """The end of the last transaction it has applied."""
-    sync_slots: tuple[str, ...]
-    foreign_system: str
-    """The system_identifier found where its conninfo leads, if that is none of ours."""
-    worker: bool = True
-    """Its apply worker runs."""
-    copying: tuple[tuple[str, str], ...] = ()
-    """(table, srsubstate) of every initial copy that is not finished."""
-    fed: bool = False
-    """Its worker is connected: it has had a message since it was started."""
-    identified: bool = False
-    """A server of this pair answered where it leads."""
-    private: bool = False
-    """Its address is a loopback or socket address of another machine than ours."""
-    heard_age_s: float | None = None
-    """Seconds since its worker's last message; None where it has none."""
-    as_marked: bool = True
-    """Nobody has changed it since the transaction that wrote its comment: else its mark is void."""
-
-    @property
-    def milestone(self) -> Milestone | None:
-        """The newest timeline from which it was fed, as its comment says."""
-        return milestone_in(self.comment)
-
-    @property
-    def marked(self) -> bool:
-        """Whether the subscription was disabled for a failover, to be enabled at its end."""
-        return self.destination is not None
-
-    @property
-    def destination(self) -> Destination | None:
-        """Where the run that disabled it leads it; None where nothing of a run stands any more."""
-        return self.disabled_for if self.as_marked else None
-
-    @property
-    def disabled_for(self) -> Destination | None:
-        """Where a run led it when it disabled it, also if the mark is void by now."""
-        return None if self.enabled else destination_in(self.comment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 
 from schemas.errors import SlotbridgeError
 from services.failover.model.conninfo import DEFAULT_PORT, Conninfo, Endpoint
-from services.failover.model.view import Node, Subscription, View
+from services.failover.model.subscription import Subscription
+from services.failover.model.view import Node, View
 from services.failover.observe.provenance import read_provenance
 from services.failover.observe.server_link import ServerLink, Unreachable
 from services.postgres.server import Connection, read_server

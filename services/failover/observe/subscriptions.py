@@ -1,12 +1,15 @@
 """The SQL about subscriptions, as typed rows; the role must be a superuser."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from services.failover.model.conninfo import Endpoint, is_private
-from services.failover.model.view import Subscription
+from services.failover.model.subscription import Subscription
 from services.failover.observe.server_link import parse_conninfo
 from services.postgres.server import Connection
+
+_JUST_STARTED_S: Final = 10.0
+"""Twice wal_retrieve_retry_interval's default: the launcher waits so long after a worker's end."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -33,6 +36,10 @@ class SubscriptionRow:
     """Seconds since the apply worker's last message."""
     as_marked: bool
     """One transaction wrote both its row and its comment, and nobody has written either since."""
+    worker_age_s: float | None
+    """Seconds since the apply worker was started; None without one, or where it is hidden."""
+    errors: int
+    """Apply workers that ended with an error since the statistics were reset."""
 
 
 def may_read_subscriptions(connection: Connection) -> bool:
@@ -72,9 +79,14 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
                  WHERE subid = s.oid AND worker_type = 'apply' AND pid IS NOT NULL LIMIT 1),
                EXISTS (SELECT FROM pg_description d
                         WHERE d.classoid = 'pg_subscription'::regclass AND d.objoid = s.oid
-                          AND d.xmin = s.xmin)
+                          AND d.xmin = s.xmin),
+               (SELECT extract(epoch FROM clock_timestamp() - backend_start)::float8
+                  FROM pg_stat_activity JOIN pg_stat_subscription w USING (pid)
+                 WHERE w.subid = s.oid AND w.worker_type = 'apply' LIMIT 1),
+               coalesce(e.apply_error_count, 0)
           FROM pg_subscription s
           LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
+          LEFT JOIN pg_stat_subscription_stats e ON e.subid = s.oid
          WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
          ORDER BY s.subname
         """
@@ -114,4 +126,15 @@ def subscription_of(
         private=not local and is_private(conninfo.address) and not conninfo.names(given),
         heard_age_s=row.heard_age_s,
         as_marked=row.as_marked,
+        failing=_failing(row),
+    )
+
+
+def _failing(row: SubscriptionRow) -> str:
+    """Return how one sees that the worker follows one that failed; "" where it does not."""
+    if not row.errors or row.worker_age_s is None or row.worker_age_s > _JUST_STARTED_S:
+        return ""
+    return (
+        f"the worker was started {row.worker_age_s:.1f} s ago,"
+        f" apply_error_count = {row.errors} in pg_stat_subscription_stats"
     )

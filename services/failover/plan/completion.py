@@ -45,7 +45,8 @@ from services.failover.plan.steps.step import Action, active
 from services.failover.plan.succession import doubt_now, require_newest_known, vouched
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, Subscriber, Subscription
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber
     from services.failover.plan.steps.step import Step
 
 

@@ -33,7 +33,8 @@ from services.failover.plan.request import OPERATION
 from services.failover.plan.steps.step import active
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber, View
     from services.failover.plan.request import Request
 
 QUIET_S = 3.0

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from services.failover.checks.blockers import Blocker
-    from services.failover.model.view import Node, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, View
     from services.failover.plan.steps.step import Step
 
 

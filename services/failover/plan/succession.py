@@ -22,7 +22,8 @@ from services.failover.plan.request import OPERATION, Request
 from services.failover.plan.steps.step import OF_SUBSCRIBERS
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber, View
     from services.failover.plan.steps.step import Step
 
 

@@ -59,7 +59,8 @@ from services.failover.plan.succession import (
 )
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber, View
 
 OPERATION = "switch over"
 

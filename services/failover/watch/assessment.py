@@ -25,7 +25,8 @@ from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.steps.step import OF_SUBSCRIBERS
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, View
     from services.failover.plan.request import Plan, Request
 
 _SIGNS = (Reach.ANSWERS, Reach.REFUSED, Reach.CLOSED, Reach.BARRED)

@@ -29,6 +29,18 @@ def test_no_worker(sound: Examiner) -> None:
     tell(trio.subscriber, f"ALTER SUBSCRIPTION s1 CONNECTION {quoted(before)}", dbname=trio.dbname)
 
 
+def test_a_worker_that_fails_and_is_started_again_and_again(sound: Examiner) -> None:
+    """A lone look may find it just started; its predecessors' errors are seen all the same."""
+    trio = sound.trio
+    tell(trio.primary, "CREATE TABLE lacking (id int PRIMARY KEY)", dbname=trio.dbname)
+    tell(trio.primary, "INSERT INTO lacking VALUES (1)", dbname=trio.dbname)
+    sound.expect("subscription-worker")
+    for _ in range(10):
+        (finding,) = sound.problems()["subscription-worker"]
+        assert "sub/s1" in finding["what"]
+    tell(trio.subscriber, "CREATE TABLE lacking (id int PRIMARY KEY)", dbname=trio.dbname)
+
+
 def test_initial_copy_not_finished(sound: Examiner) -> None:
     """Breaker 21: a lock holds the copy back. No test before it may have left it a row twice."""
     trio = sound.trio

@@ -143,7 +143,8 @@ def test_watch_judges_the_record_as_it_is_now(bridged: Examiner, tmp_path: Path)
 
     try:
         watching.await_verdict("rest")
-        tell(trio.primary, "CREATE TABLE written (id serial PRIMARY KEY)", dbname=trio.dbname)
+        for server in (trio.subscriber, trio.primary):  # the publication is of all tables
+            tell(server, "CREATE TABLE written (id serial PRIMARY KEY)", dbname=trio.dbname)
         for _ in range(3):
             tell(trio.primary, "INSERT INTO written DEFAULT VALUES", dbname=trio.dbname)
             end = parse_lsn(ask(trio.primary, "SELECT pg_current_wal_lsn()::text"))

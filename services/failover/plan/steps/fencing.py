@@ -14,7 +14,8 @@ from services.failover.plan.steps.promotion import names_of
 from services.failover.plan.steps.step import Action, Step, with_state
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, NodeState, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, NodeState, View
 
 MINE = "by this command"
 ENDED = (

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.failover.model.host_commands import Command
-    from services.failover.model.view import Node, NodeState, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, NodeState, View
 
 
 class Action(StrEnum):

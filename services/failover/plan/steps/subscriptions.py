@@ -13,7 +13,8 @@ from services.failover.plan.steps.step import Action, Step, with_subscription
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber, View
 
 
 def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:

@@ -15,7 +15,8 @@ from services.failover.plan.switchover import plan_switchover
 from services.failover.watch.snapshot import lags_of, position_of, role_of
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber, View
     from services.failover.plan.request import Request
     from services.failover.watch.snapshot import Snapshot
 

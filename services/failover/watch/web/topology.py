@@ -22,7 +22,8 @@ from services.failover.watch.web.markup import el
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.model.subscription import Subscription
+    from services.failover.model.view import Node, Subscriber, View
 
 _WIDTH, _ROW, _BOX, _INDENT, _MARGIN = 340, 54, 44, 24, 2
 _TITLE_MAX, _LINE_MAX = 34, 46
