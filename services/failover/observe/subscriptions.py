@@ -9,7 +9,7 @@ from services.failover.observe.server_link import parse_conninfo
 from services.postgres.server import Connection
 
 _JUST_STARTED_S: Final = 10.0
-"""Twice wal_retrieve_retry_interval's default: the launcher waits so long after a worker's end."""
+"""Twice the default of wal_retrieve_retry_interval, which the launcher waits between workers."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
