@@ -59,10 +59,14 @@ def run(
     ] = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Stop once the tables have all that Kafka has at the start."),
+        typer.Option("--once", help="Stop once the tables have what Kafka had at the start."),
     ] = False,
 ) -> None:
-    """Keep the tables current with the topics, until SIGTERM or SIGINT."""
+    """Keep the Iceberg tables up to date with the topics, until SIGTERM or Ctrl-C.
+
+    Exit codes: 0 stopped cleanly; 30 with --once or --until-idle also where a table is parked;
+    others as in docs/OPERATIONS.md.
+    """
     from spark_consumers.audit.schedule import scheduled
     from spark_consumers.epochs import job
     from spark_consumers.kafka.reader import require_broker
@@ -101,7 +105,7 @@ def verify(
 ) -> None:
     """Compare each table with its source at rest, or as of an LSN with Kafka's events.
 
-    Exit 0 only when all rows are equal, else 1.
+    Exit codes: 0 all rows are equal; 1 some differ, or a table was not judged.
     """
     from spark_consumers.verify.as_of import verify_as_of
     from spark_consumers.verify.comparison import verify_tables
@@ -136,10 +140,10 @@ def audit(
         str, typer.Option(help="Audit again and again, one each interval: 30s, 15m, 1h.")
     ] = "",
 ) -> None:
-    """Compare tables with their source exactly while all goes on, as of one LSN.
+    """Compare tables with their source exactly, as of one LSN, while everything goes on.
 
-    `run` must be running. Exit 0 when all rows are equal, 1 when some differ, 19 when a table was
-    not judged.
+    `run` must be running. Exit codes: 0 all rows are equal; 1 some differ; 19 none was found to
+    differ, but a table was not judged.
     """
     from spark_consumers.audit.audit import Audit
     from spark_consumers.audit.report import audit_lines, exit_code
@@ -172,7 +176,7 @@ def rebuild(
     config: Config,
     table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
 ) -> None:
-    """Let `run` rebuild tables from Kafka with its next epoch. Old rows stay until then."""
+    """Ask `run` to fill tables from Kafka anew with its next epoch. Old rows stay until then."""
     with exit_codes(as_json=False), _operating(config) as operator:
         for name in operator.rebuild(table):
             write_line(f"{name}: `slottables run` makes it anew with its next epoch")
@@ -183,9 +187,9 @@ def unpark(
     config: Config,
     table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
 ) -> None:
-    """Let `run` bring parked tables to the others with its next epoch, by what they lack.
+    """Ask `run` to bring parked tables to the others' epoch, with everything that they lack.
 
-    Remove first what they were refused for; a table that is refused again stays parked.
+    First remove the reason why they were refused; a table that is refused again stays parked.
     """
     with exit_codes(as_json=False), _operating(config) as operator:
         for name in operator.unpark(table):
@@ -220,7 +224,7 @@ def tag(
     as_of: Annotated[str, typer.Option(help="Take the last epoch up to this LSN.")],
     as_json: Json = False,
 ) -> None:
-    """Tag one epoch in all tables, to join them by one name. `run` may run meanwhile."""
+    """Tag one epoch in all tables, so that queries join them by one name. `run` may go on."""
     with exit_codes(as_json=as_json), _operating(config) as operator:
         for table, name in operator.tag(_lsn(as_of)):
             write_line(json.dumps({"table": table, "tag": name}) if as_json else f"{table} {name}")
@@ -231,7 +235,8 @@ def blame(
     config: Config,
     table: Annotated[str, typer.Option(help="Source table as schema.table.")],
     key: Annotated[
-        list[str], typer.Option(help="Value of the row's key. Repeat it for each key column.")
+        list[str],
+        typer.Option(help="Value of a key column. Repeat it for each, in the table's order."),
     ],
     as_json: Json = False,
 ) -> None:
@@ -258,7 +263,8 @@ def status(
 ) -> None:
     """Show how far `run` is: epoch, lag, rows of each table, parked tables, tables to be rebuilt.
 
-    It asks tables.http_port. --watch shows rows a second, too; with --json, a document a line.
+    It asks `run` at tables.http_port. --watch shows rows a second, too; with --json, a document a
+    line. Exit codes: 0 `run` answered; 10 it did not.
     """
     from rich.console import Console
 
@@ -302,8 +308,8 @@ def restore(
         typer.Option(
             envvar="SLOTTABLES_RESTORE_INTO",
             show_envvar=True,
-            help="libpq connection string of a scratch database; a password belongs into a "
-            "passfile or PGPASSWORD.",
+            help="libpq connection string of the database to fill; keep the password in a passfile "
+            "or PGPASSWORD.",
         ),
     ],
     table: Annotated[
@@ -316,7 +322,7 @@ def restore(
 ) -> None:
     """Restore tables into a PostgreSQL database, as they were at an LSN. `run` may run meanwhile.
 
-    Without --table: all but changelogs and sums. The database gets all of them or none.
+    Without --table: all tables but changelogs and sums. The database gets all of them or none.
     """
     from spark_consumers.restore.bars import bars
     from spark_consumers.restore.restoration import restore

@@ -54,7 +54,7 @@ def adopt(
     config: Annotated[Path | None, ConfigOption] = None,
     write: Annotated[
         Path | None,
-        typer.Option(help="Write the connector's configuration as settings to this file, and end."),
+        typer.Option(help="Translate the connector's configuration into this new file, and end."),
     ] = None,
     ignore: IgnoredKeys = None,
     yes: Yes = False,
@@ -74,9 +74,9 @@ def adopt(
 ) -> None:
     """Continue in the topics of a Debezium connector that was stopped and deleted.
 
-    First with --write FILE: the connector's configuration as settings. Then with --config FILE:
-    publishes, in one Kafka transaction, what the slot decodes again and Kafka lacks, with the first
-    progress record (docs/ADOPT.md).
+    First run it with --write FILE: it translates the connector's configuration into settings. Then
+    run it with --config FILE: it publishes the changes that the slot decodes again and that Kafka
+    lacks, in one Kafka transaction with the first progress record (docs/ADOPT.md).
 
     Exit codes: 0 done; 1 you said no, or Debezium has written meanwhile; 2 the configuration has no
     counterpart; 11 Debezium still has the slot; others as `slotbridge run`.
@@ -158,9 +158,10 @@ def release(
 ) -> None:
     """Give slot and topics back to a Debezium connector. The bridge must be stopped.
 
-    Writes the offset that the connector goes on from, and forgets the bridge's progress.
+    It writes the offset from which the connector goes on, and removes the bridge's progress.
 
-    Exit codes: 0 done; 1 you said no; 11 a bridge still has the slot; 30 it can't be given back.
+    Exit codes: 0 done; 1 you said no; 11 a bridge still has the slot; 30 the slot can't be given
+    back.
     """
     configure_logging(json_lines=False)
     with exit_codes():

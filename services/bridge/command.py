@@ -114,8 +114,7 @@ def status(
 ) -> None:
     """Show the positions of bridge, slots and Kafka, and undecided prepared transactions.
 
-    --watch shows the last look on one screen; with --json, a document a line.
-
+    --watch repeats that on one screen; with --json, one document a line.
     Exit codes: 0 changes flow; 1 they do not: no bridge streams, a server or Kafka does not answer,
     commits are withheld, or a partition has no leader; 2 settings.
     """
@@ -161,7 +160,7 @@ def tail(
 ) -> None:
     """Print committed events as JSON lines, until Ctrl-C. Changes nothing, commits no offsets.
 
-    Exit codes: 0 it has ended as asked; 1 `--idle-s` passed before `--count` records came.
+    Exit codes: 0 ended as asked, or by Ctrl-C; 1 `--idle-s` passed before `--count` records came.
     """
     from services.bridge.tail import tail as records
 
@@ -201,9 +200,9 @@ def teardown(
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,
 ) -> None:
-    """Remove the slot and the origin for good, and more if asked. The bridge must be stopped.
+    """Remove slot and origin for good, by options publication and topics. Stop the bridge first.
 
-    Exit codes: 0 nothing of it is left; 1 you said no; 11 a bridge still has the slot.
+    Exit codes: 0 all of it is removed; 1 you said no; 11 a bridge still has the slot.
     """
     from services.bridge.teardown import removals
 
@@ -245,8 +244,8 @@ def demo(
 ) -> None:
     """Run everything on this machine, kill the primary under load, fail over, and compare.
 
-    Ends with one JSON line on stdout. Exit codes: 0 when database, subscriber, Kafka and Iceberg
-    agree; 1 when they don't; others as in docs/OPERATIONS.md.
+    It ends with one JSON line on stdout. Exit codes: 0 database, subscriber, Kafka and Iceberg
+    agree; 1 they do not; others as in docs/OPERATIONS.md.
     """
     from services.demo.demonstration import Options, run_demonstration
     from services.demo.plant import FAULTS

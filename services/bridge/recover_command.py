@@ -56,14 +56,14 @@ def recover(
         bool, typer.Option("--json", help="Answer with the RecoveryRecord on stdout.")
     ] = False,
 ) -> None:
-    """Make the topics equal to the tables again, by a new slot. The bridge must be stopped.
+    """Make the topics equal to the tables again, with a new slot. The bridge must be stopped.
 
     For a slot that is gone, invalidated or ahead of Kafka, a lost progress topic or table topic, a
-    database that was set back, and a failover that lost what Kafka has. Publishes the rows that
+    database that was set back, and a failover that lost what Kafka has. It publishes the rows that
     differ, deletes included, in one Kafka transaction (docs/RECOVERY.md).
 
     Exit codes: 0 the topics are equal to the tables, or nothing was wrong; 1 you said no; 11 a
-    bridge still has the slot; others as `slotbridge run` for what this does not help.
+    bridge still has the slot; others as `slotbridge run`, where a repair does not help.
     """
     configure_logging(json_lines=False)
     with contextlib.ExitStack() as stack:

@@ -25,12 +25,16 @@ def init(
     section: Annotated[
         list[str] | None,
         typer.Option(
-            help="Section to write: source, kafka, bridge, shaping, failover, tables. Repeatable."
+            help="Section to write: source, kafka, registry, bridge, shaping, snapshot, failover, "
+            "tables, claim_check, tracing. Repeatable."
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Write all sections.")] = False,
 ) -> None:
-    """Write a commented configuration file with every key; an existing file stays as it is."""
+    """Write a commented configuration file. An existing file is not overwritten.
+
+    Without --section and --all: every key of the sections source, kafka and bridge.
+    """
     from schemas.example import SECTIONS, USUAL, example_file
 
     with exit_codes():
@@ -62,9 +66,9 @@ def init(
 def check_config(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
 ) -> None:
-    """Check the configuration file: keys, values, token files. Connects to nothing.
+    """Check the configuration file: keys, values, token files. Connects to no server.
 
-    Exit codes: 0 every section that is there is right; 2 something is wrong.
+    Exit codes: 0 the file is right; 2 something in it is wrong.
     """
     with exit_codes():
         settings = load_settings(config)
@@ -110,7 +114,7 @@ def sql(
         str, typer.Argument(help="Name of a script; without it, all names are listed.")
     ] = "",
 ) -> None:
-    """Print a script for psql.
+    """Print an SQL script for psql, such as `roles`, which creates the roles of all services.
 
     Example: slotbridge sql roles | psql -d DATABASE -v bridge=slotbridge …
     """

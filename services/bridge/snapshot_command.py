@@ -47,8 +47,8 @@ def status(
 
     --watch shows a bar for each table; with --json, a document a line.
 
-    Exit codes: 0 all tables of the snapshot, and those that were asked for, are done; 1 some are
-    not, none was begun, or it is not judged.
+    Exit codes: 0 all tables are done, also those that were asked for; 1 a table is not done or
+    can't be read, no snapshot has begun, or the state is not judged.
     """
     configure_logging(json_lines=False)
     with exit_codes(), contextlib.ExitStack() as stack:
@@ -170,7 +170,10 @@ def start(
     ],
     where: Annotated[str, typer.Option(help="An SQL condition for the rows of these tables.")] = "",
 ) -> None:
-    """Ask the bridge for the rows of tables, from the beginning, beside their changes."""
+    """Ask the bridge to read the rows of these tables from the beginning, beside their changes.
+
+    start, stop, pause and resume need snapshot.signal_table or snapshot.signal_topic.
+    """
     data: dict[str, object] = {"data-collections": tables, "type": "incremental"}
     if where:
         data["additional-conditions"] = [
@@ -187,13 +190,13 @@ def stop(config: ConfigFile, tables: Tables = None) -> None:
 
 @snapshot.command()
 def pause(config: ConfigFile, tables: Tables = None) -> None:
-    """Ask the bridge to wait with rows of these tables until `resume`."""
+    """Ask the bridge to pause reading rows of these tables until `resume`."""
     _signal(config, "pause-snapshot", {"data-collections": tables or [], "type": "incremental"})
 
 
 @snapshot.command()
 def resume(config: ConfigFile, tables: Tables = None) -> None:
-    """Ask the bridge to go on with rows of these tables."""
+    """Ask the bridge to go on reading rows of these tables."""
     _signal(config, "resume-snapshot", {"data-collections": tables or [], "type": "incremental"})
 
 

@@ -1,10 +1,16 @@
-"""Every document is in the index, and every link between documents leads somewhere."""
+"""Every document is in the index; its links, settings and commands exist."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
+
+from services.bridge.command import app as slotbridge
+from services.failover.cli.app import app as slotfailover
+from spark_consumers.command import app as slottables
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -17,6 +23,14 @@ TESTS = {
     for name in (path.stem, *re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8")))
 }
 LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\(([^)#\s:]*)#([^)]+)\)")
+CALL = re.compile(r"\b(slotbridge|slotfailover|slottables)((?: +[a-z-]+)+)([^`|#\n]*)")
+OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+COMMANDS = {
+    "slotbridge": typer.main.get_command(slotbridge),
+    "slotfailover": typer.main.get_command(slotfailover),
+    "slottables": typer.main.get_command(slottables),
+}
 
 
 def test_the_index_names_every_page() -> None:
@@ -28,6 +42,31 @@ def test_the_index_names_every_page() -> None:
 def test_links_lead_to_files_that_exist(path: Path) -> None:
     links = LINK.findall(path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_anchors_lead_to_headings_that_exist(path: Path) -> None:
+    anchors = ANCHOR.findall(path.read_text(encoding="utf-8"))
+    missing = [
+        (file, anchor)
+        for file, anchor in anchors
+        if anchor not in set(headings(path.parent / file if file else path))
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_options_of_commands_exist(path: Path) -> None:
+    """A name whose next word is not a command is prose, such as `slottables stops`."""
+    wrong = []
+    for name, words, rest in CALL.findall(path.read_text(encoding="utf-8")):
+        command = COMMANDS[name]
+        for word in words.split():
+            command = getattr(command, "commands", {}).get(word, command)
+        known = {option for parameter in command.params for option in parameter.opts}
+        if command is not COMMANDS[name]:
+            wrong += [(name, words, o) for o in OPTION.findall(rest) if o not in known | {"--help"}]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
@@ -54,3 +93,11 @@ def test_examples_of_yaml_are_yaml(path: Path) -> None:
     """One that was set as prose is a single text, or nothing that a parser takes."""
     for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.S | re.M):
         assert isinstance(yaml.safe_load(block), dict | list), block
+
+
+def headings(path: Path) -> Iterator[str]:
+    """Yield the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+    for heading in re.findall(r"^#+ (.+)$", text, re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading).strip().lower()
+        yield re.sub(r"[^\w\- ]", "", words).replace(" ", "-")

@@ -20,13 +20,13 @@ def doctor(
     ] = False,
     sample: Annotated[
         float,
-        typer.Option(min=0, help="Seconds in which to count empty transactions; 0 leaves it out."),
+        typer.Option(min=0, help="Count empty transactions for this many seconds; 0: do not."),
     ] = 0.0,
 ) -> None:
     """Examine the primary, Kafka's topics and the bridge, and advise what to change.
 
-    It reads only. Exit codes: 0 nothing to change (notes may be there); 1 a finding, or Kafka can't
-    be judged; 2 settings; 10-29 the primary can't be examined.
+    It changes nothing. Exit codes: 0 nothing to change, at most notes; 1 something to change, or
+    Kafka does not answer; 2 the settings are wrong; 10-29 the primary can't be examined.
     """
     from services.bridge.doctor.examination import examine
     from services.bridge.doctor.gather import gather

@@ -55,11 +55,12 @@ def publication(
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,
 ) -> None:
-    """Make the publication what source.tables, row_filters and column_lists say.
+    """Change the publication to what source.tables, row_filters and column_lists say.
 
-    Tables are added or left out, and get the replica identity of source.replica_identity. The
-    bridge may run meanwhile. Exit codes: 0 it is so now; 1 you said no; 13 a table
-    is locked; 20 the role does not own the publication; 25 it can't be done.
+    It adds tables, leaves tables out, and sets the replica identities of source.replica_identity.
+    The bridge may run meanwhile. Exit codes: 0 the publication is as the settings say; 1 you said
+    no; 13 a table is locked; 20 the role does not own publication or tables; 25 the change would
+    make UPDATE and DELETE fail, or the publication is for all tables.
     """
     configure_logging(json_lines=False)
     with exit_codes():

@@ -15,7 +15,7 @@ from services.failover.cli.drill import drill
 from services.failover.cli.watch import watch
 
 app = typer.Typer(
-    help="Fails a PostgreSQL pair over with its logical slots and subscriptions.",
+    help="Fail a PostgreSQL pair over, with its logical slots and subscriptions.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -68,13 +68,18 @@ def failover(
     accept_data_loss: AcceptLoss = None,
     to: To = "",
     fence: Annotated[
-        bool, typer.Option("--fence", help="First fence a primary that is or may be alive.")
+        bool, typer.Option("--fence", help="First keep the old primary from writing (fence it).")
     ] = False,
     old_primary_is_off: IsOff = False,
     require_subscribers: RequireSubscribers = False,
     no_newer_primary: NoNewerPrimary = False,
 ) -> None:
-    """Replace a dead primary: promote its standby and move subscriptions and bridge to it."""
+    """Replace a dead primary: promote its standby and move subscriptions and bridge to it.
+
+    Exit codes: 0 done; 1 you said no, or something is left for another run; 13 a step took too
+    long; 15 another command is at work; 34 standby or slot is not ready; 35 there may be two
+    primaries; others as in docs/OPERATIONS.md. After an interruption: slotfailover resume.
+    """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         return plan_failover, replace(
@@ -107,7 +112,10 @@ def switchover(
     require_subscribers: RequireSubscribers = False,
     no_newer_primary: NoNewerPrimary = False,
 ) -> None:
-    """Hand over from a living primary to the standby --to NODE without losing anything."""
+    """Hand over from a living primary to the standby --to NODE without losing anything.
+
+    Exit codes as of `slotfailover failover`. After an interruption: slotfailover resume.
+    """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         if not to:
@@ -144,7 +152,7 @@ def resume(
     rollback: Annotated[
         bool,
         typer.Option(
-            "--rollback", help="Take the interrupted run back, as long as nothing is promoted."
+            "--rollback", help="Undo the interrupted run; refused once a standby is promoted."
         ),
     ] = False,
 ) -> None:
@@ -220,7 +228,7 @@ def rejoin(
     ] = False,
     no_newer_primary: NoNewerPrimary = False,
 ) -> None:
-    """Make an old primary a standby of the new one: rewound or copied anew, its slots ready."""
+    """Make an old primary a standby of the new one, by pg_rewind or a base backup."""
 
     def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
         request = replace(
@@ -238,7 +246,7 @@ def plan(
     accept_loss_of: Accept = None,
     to: To = "",
 ) -> None:
-    """Print the plan of a switchover, or of a failover if no primary answers."""
+    """Print the plan of a switchover, or of a failover if no primary answers. Changes nothing."""
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         given = replace(request, accept_loss_of=frozenset(accept_loss_of or ()), target=to)

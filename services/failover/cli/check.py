@@ -31,7 +31,7 @@ def check(
     ] = False,
     problems: Annotated[
         bool,
-        typer.Option("--problems", help="Print only findings that are wrong or were not judged."),
+        typer.Option("--problems", help="Print only problems, and checks that were not judged."),
     ] = False,
     strict: Annotated[
         bool,
@@ -51,7 +51,11 @@ def check(
         ),
     ] = "",
 ) -> None:
-    """Say of every slot whether it would survive the loss of the primary now, or why not."""
+    """Say of every slot whether it would survive the loss of the primary now, or why not.
+
+    Exit codes: 0 no finding is critical; 1 one is, or you said no to --fix; others as in
+    docs/OPERATIONS.md. docs/CHECKS.md explains every check.
+    """
     with output.as_plugin() if nagios else exit_codes(as_json=as_json):
         if nagios and (as_json or fix):
             raise SettingsError(

@@ -35,9 +35,9 @@ def drill(
         bool, typer.Option("--clean", help="Only remove what a killed drill has left behind.")
     ] = False,
 ) -> None:
-    """Promote a clone of the standby, decode from its slots, and remove it again.
+    """Promote a temporary clone of the standby, decode from its slots, and remove the clone.
 
-    Exit codes: 0 all slots are usable; 1 one is not; 13 15 20 24 … it could not be carried out.
+    Exit codes: 0 all slots are usable; 1 one is not; others: the drill could not be carried out.
     """
     with exit_codes(as_json=as_json):
         settings, bridge = settings_of(config)

@@ -25,7 +25,7 @@ IsOff = Annotated[
     bool,
     typer.Option(
         "--old-primary-is-off",
-        help="You vouch that a primary that gives no answer is off. If it is only cut off from "
+        help="You vouch that a primary without an answer is off. If it is only cut off from "
         "here, there will be two primaries.",
     ),
 ]
@@ -50,8 +50,8 @@ NoNewerPrimary = Annotated[
     bool,
     typer.Option(
         "--no-newer-primary",
-        help="You vouch that no node that can't be asked was promoted since. If one was, "
-        "subscriptions follow an old primary, and get rows that were given up.",
+        help="You vouch that no node without an answer was promoted meanwhile. If one was, "
+        "subscriptions follow an old primary and get rows that the newer one does not have.",
     ),
 ]
 
