@@ -1,7 +1,9 @@
 """Dead letters fit, and tell of what was cut off."""
 
 import hashlib
+import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +55,28 @@ def test_dead_letter_fits_its_limit_and_keeps_what_fits(
             assert content.text.encode() == whole
     if len(value or b"") + len(key or b"") + len(header) < bytes_max // 8 - 300:
         assert told.value is None or not told.value.truncated
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"), [("ä".encode(), "ä" * 100), (b"\xff", None)], ids=["text", "bytes"]
+)
+def test_dead_letter_of_a_huge_record_takes_little_memory(unit: bytes, text: str | None) -> None:
+    """The value is not copied, whether it is valid UTF-8 or not."""
+    event = Event("bank.public.t", b"k", unit * (40 * 2**20), None, False, "public.t", 4, 99)
+    tracemalloc.start()
+    try:
+        found = letter(event, ORIGIN, "", topic="bank.dead", bytes_max=1_000_000, now_ms=5)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 2**20, f"{peak >> 20} MiB"
+    told = DeadLetter.model_validate_json(found.value or b"")
+    assert told.value is not None and told.value.truncated
+    assert told.value.bytes == len(event.value or b"")
+    if text is None:
+        assert told.value.base64 is not None and len(told.value.base64) > 500_000
+    else:
+        assert told.value.text is not None and told.value.text.startswith(text)
 
 
 def test_the_error_names_the_record_and_keeps_the_cause() -> None:

@@ -8,12 +8,13 @@
 What is known lives as long as the process; another process learns it again in the same way.
 """
 
+import codecs
 import hashlib
 from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from schemas.errors import BadInput, ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import Content, DeadLetter, message_topic, own_topics
@@ -26,6 +27,7 @@ Identity = tuple[str, int, int, bool]
 """(topic, commit_lsn, seq, whether it is a tombstone): a schema event has the seq of a row's."""
 _OVERHEAD_BYTES: Final = 512
 _CONTENT_BYTES_MIN: Final = 16
+_PIECE_BYTES: Final = 2**20
 
 
 class RefusalLearned(Retryable):
@@ -185,7 +187,9 @@ def letter(
     """Return the dead letter of `event` for `topic`, cut down to `bytes_max` if needed."""
     key = f'{{"commit_lsn":{origin.commit_lsn},"seq":{event.seq}}}'.encode()
     limit = bytes_max - _OVERHEAD_BYTES
-    content_max = max(record_bytes(event), _CONTENT_BYTES_MIN)
+    content_max = max(min(record_bytes(event), limit), _CONTENT_BYTES_MIN)
+    own_key, own_value = _Whole.of(event.key), _Whole.of(event.value)
+    headers = {name: _Whole.of(value) for name, value in event.headers or ()}
     while True:
         found = DeadLetter(
             reason=reason,
@@ -197,31 +201,48 @@ def letter(
             seq=event.seq,
             xid=origin.xid,
             ts_ms=now_ms,
-            key=_content(event.key, content_max),
-            value=_content(event.value, content_max),
-            headers={name: _content(value, content_max) for name, value in event.headers or ()},
+            key=own_key and own_key.content(content_max),
+            value=own_value and own_value.content(content_max),
+            headers={name: one and one.content(content_max) for name, one in headers.items()},
         )
         value = found.model_dump_json().encode()
         if len(value) <= limit or content_max <= _CONTENT_BYTES_MIN:
             return Event(topic, key, value)
-        content_max = max(_CONTENT_BYTES_MIN, min(content_max, limit) * 3 // 4)
+        content_max = max(_CONTENT_BYTES_MIN, content_max * 3 // 4)
 
 
-def _content(value: bytes | str | None, bytes_max: int) -> Content | None:
-    if value is None:
-        return None
-    whole = value.encode() if isinstance(value, str) else value
-    part = whole[:bytes_max]
-    text: str | None = None
+class _Whole(NamedTuple):
+    """A key, a value or a header as it is, and what is the same of each part of it."""
+
+    data: bytes
+    sha256: str
+    is_text: bool
+
+    @classmethod
+    def of(cls, value: bytes | str | None) -> Self | None:
+        if value is None:
+            return None
+        data = value.encode() if isinstance(value, str) else value
+        return cls(data, hashlib.sha256(data).hexdigest(), _is_text(data))
+
+    def content(self, bytes_max: int) -> Content:
+        part = self.data[:bytes_max]
+        return Content(
+            text=part.decode("utf-8", "ignore") if self.is_text else None,
+            base64=None if self.is_text else b64encode(part).decode("ascii"),
+            bytes=len(self.data),
+            sha256=self.sha256,
+            truncated=len(part) < len(self.data),
+        )
+
+
+def _is_text(data: bytes) -> bool:
+    """Tell whether the bytes are UTF-8; a record may be too large to be copied as a whole."""
+    decoder, view = codecs.getincrementaldecoder("utf-8")(), memoryview(data)
     try:
-        whole.decode("utf-8")
-        text = part.decode("utf-8", "ignore")
+        for since in range(0, len(data), _PIECE_BYTES):
+            decoder.decode(view[since : since + _PIECE_BYTES])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        pass
-    return Content(
-        text=text,
-        base64=None if text is not None else b64encode(part).decode("ascii"),
-        bytes=len(whole),
-        sha256=hashlib.sha256(whole).hexdigest(),
-        truncated=len(part) < len(whole),
-    )
+        return False
+    return True
