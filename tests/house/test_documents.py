@@ -8,6 +8,7 @@ import pytest
 import typer
 import yaml
 
+from schemas.events import Envelope
 from services.bridge.command import app as slotbridge
 from services.failover.cli.app import app as slotfailover
 from spark_consumers.command import app as slottables
@@ -93,6 +94,12 @@ def test_examples_of_yaml_are_yaml(path: Path) -> None:
     """One that was set as prose is a single text, or nothing that a parser takes."""
     for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.S | re.M):
         assert isinstance(yaml.safe_load(block), dict | list), block
+
+
+def test_the_example_of_an_event_fits_the_contract() -> None:
+    text = (DOCS / "DEBEZIUM.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```json\n(.*?)^```", text, re.S | re.M)
+    assert Envelope.model_validate_json(example).after == {"id": 1, "balance": "9.50"}
 
 
 def headings(path: Path) -> Iterator[str]:
