@@ -1,5 +1,6 @@
 """Every document is in the index; its links, settings and commands exist."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from schemas.events import Envelope
 from services.bridge.command import app as slotbridge
 from services.failover.cli.app import app as slotfailover
 from spark_consumers.command import app as slottables
+from tests.house.test_english import MODULES, texts
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,6 +96,19 @@ def test_examples_of_yaml_are_yaml(path: Path) -> None:
     """One that was set as prose is a single text, or nothing that a parser takes."""
     for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.S | re.M):
         assert isinstance(yaml.safe_load(block), dict | list), block
+
+
+def test_refusals_that_operations_explains_are_said_by_the_code() -> None:
+    page = (DOCS / "OPERATIONS.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| it says \| do \|\n\|---\|---\|\n((?:\|.*\n)+)", page, re.M)
+    told = [re.sub(r" \(\d+\)$", "", row.split(" | ")[0].strip("| ")) for row in table.splitlines()]
+    said = "\n".join(
+        text
+        for module in MODULES
+        for _, text in texts(ast.parse(module.read_text(encoding="utf-8")))
+    )
+    assert len(told) >= 6
+    assert [words for words in told if words not in said] == []
 
 
 def test_the_example_of_an_event_fits_the_contract() -> None:
