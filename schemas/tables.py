@@ -165,11 +165,12 @@ class TablesSettings(_Part):
     sums: dict[str, SumSettings] = {}
     """Iceberg table -> what it sums."""
     on_dead_letter: Literal["stop", "report"] = "stop"
-    """What to do when Kafka has refused an event of a followed table: stop, or report it and
-    continue without the event."""
+    """What to do when Kafka has refused an event of a followed table. `stop`: refuse the table
+    (on_refused_table); `report`: log it and continue without the event."""
     on_bad_event: Literal["stop", "quarantine"] = "stop"
-    """What to do with an event that can't be read, or a value that does not fit: stop and name it,
-    or put it into the table `_quarantine` and continue without it."""
+    """What to do with an event that can't be read, or a value that does not fit. `stop`: refuse the
+    table (on_refused_table); `quarantine`: put the event into the table `_quarantine` and continue
+    without it."""
     on_refused_table: Literal["park", "stop"] = "park"
     """What to do when a table's part of an epoch is refused (a value, a change of shape or rule, a
     dead letter, missing events): park the table at its last epoch and let the others go on, or stop
@@ -224,7 +225,8 @@ class TablesSettings(_Part):
     http_host: str = "127.0.0.1"
     """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)
-    """Port of /metrics; unset: off; 0: a free port, which the log names."""
+    """Port of /metrics, /healthz and /readyz, which `slottables status` asks, too; unset: off; 0: a
+    free port, which the log names."""
     openlineage: bool = False
     """Send START and COMPLETE of each epoch of a table to OpenLineage (docs/TRACING.md). Needs the
     extra `openlineage`, which the images have."""

@@ -248,7 +248,7 @@ def _client(settings: ClaimCheckSettings) -> Any:
             "the package boto3 is missing, which stores objects in S3",
             operation=OPERATION,
             subject=settings.uri,
-            hint="pip install 'slotbridge[s3]'",
+            hint="install slotbridge[s3]: requirements/run.txt has its packages",
             exit_code=ExitCode.PROGRAM_MISSING,
         ) from error
     options: dict[str, Any] = {}

@@ -291,7 +291,7 @@ def _environment(declared: tuple[tuple[str, str], ...]) -> Any:
             "expressions need a package that is not installed",
             operation="compile an expression",
             subject="shaping.filters, shaping.computed",
-            hint="pip install 'slotbridge[expressions]'",
+            hint="install slotbridge[expressions]: requirements/run.txt has its packages",
         ) from None
     return cel.NewEnv(
         variables={name: cel.Type(kind) for name, kind in declared},
