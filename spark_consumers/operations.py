@@ -17,7 +17,6 @@ from spark_consumers.epochs.ledger import (
     epoch_of,
     require_snapshot,
 )
-from spark_consumers.epochs.parking import described
 from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
@@ -102,7 +101,7 @@ class Operator:
         record = epoch_of(ledger.all(self._spark), commit_lsn)
         name = catalog.tag_name(record.commit_lsn)
         for source, found in record.parked.items():
-            log.warning("a parked table gets no tag", table=source, **described(found))
+            log.warning("a parked table gets no tag", table=source, **found.parked.described())
         try:
             for place in record.tables.values():
                 if place.snapshot is not None:
@@ -139,5 +138,5 @@ class Operator:
                     name: {"table": place.identifier, "snapshot": place.snapshot}
                     for name, place in record.tables.items()
                 },
-                "parked": {name: described(found) for name, found in record.parked.items()},
+                "parked": {name: found.parked.described() for name, found in record.parked.items()},
             }

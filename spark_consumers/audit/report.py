@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
-from spark_consumers.epochs.audit_log import AuditResult
+from spark_consumers.epochs.audit_result import AuditResult
 
 
 @dataclass(frozen=True, slots=True)

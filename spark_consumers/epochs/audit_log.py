@@ -9,13 +9,14 @@ behind that lies in the past soon, and that later audits remove.
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import structlog
 import tenacity
 from pyspark.sql import SparkSession
 
+from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 
@@ -30,28 +31,6 @@ _AGAIN = tenacity.retry(
     reraise=True,
 )
 """Two audits may commit at the same moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditResult:
-    """The result of the last audit of a table, and when the table was last found equal.
-
-    `verified_lsn` is 0 where it never was; the first audit was at `first_ts_ms`. `differences` are
-    rows; `reason` says why the table was not judged, "" where it was. Times are ms since 1970.
-    """
-
-    lsn: int
-    ts_ms: int
-    differences: int
-    reason: str = ""
-    verified_lsn: int = 0
-    verified_ts_ms: int = 0
-    first_ts_ms: int = 0
-
-    @property
-    def equal(self) -> bool:
-        """Whether the table was judged and is equal."""
-        return not (self.differences or self.reason)
 
 
 class AuditLog:

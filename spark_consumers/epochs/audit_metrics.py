@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from spark_consumers.epochs.audit_log import AuditResult
+from spark_consumers.epochs.audit_result import AuditResult
 
 
 class AuditMetrics:

@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -12,11 +12,12 @@ from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
 from schemas.version import version
 from services.runtime.tracing import HELP as SPANS_HELP
-from spark_consumers.epochs.audit_log import AuditResult
 from spark_consumers.epochs.audit_metrics import AuditMetrics
-from spark_consumers.epochs.ledger import ParkedTable
-from spark_consumers.epochs.parking import described
+from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.epochs.report import EpochReport
+
+if TYPE_CHECKING:
+    from spark_consumers.epochs.ledger import ParkedTable
 
 log = structlog.get_logger()
 _PARKED_LABELS = ("has", "refused_at", "reason", "remedy")
@@ -158,13 +159,15 @@ class Metrics:
         """Record that the state of the tables is known."""
         self._ready = True
 
-    def parked(self, tables: Mapping[str, ParkedTable]) -> None:
+    def parked(self, tables: Mapping[str, "ParkedTable"]) -> None:
         """Record which tables are parked."""
         self._parked.clear()
         for name, found in tables.items():
-            told = described(found)
+            told = found.parked.described()
             self._parked.labels(name, *(told[label] for label in _PARKED_LABELS)).set(1)
-        names = ", ".join(f"{n} (has {described(p)['has']})" for n, p in sorted(tables.items()))
+        names = ", ".join(
+            f"{n} (has {p.parked.described()['has']})" for n, p in sorted(tables.items())
+        )
         self._remark = f"parked: {names}" if names else ""
 
     def done(self, report: EpochReport) -> None:

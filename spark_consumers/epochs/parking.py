@@ -19,7 +19,6 @@ import structlog
 from pyspark.sql import SparkSession
 
 from schemas.errors import BadInput, OperatorNeeded, SlotbridgeError
-from schemas.lsn import format_lsn
 from schemas.naming import schema_and_table
 from schemas.tables import TablesSettings
 from spark_consumers.epochs.event_reader import Wanted
@@ -76,7 +75,7 @@ class Parking:
                 place = record.tables.get(name)
                 self.tables[name] = ParkedTable(state.parked, place, events, state.commit_lsn)
         for name, found in self.tables.items():
-            log.warning("a table is parked", table=name, **described(found))
+            log.warning("a table is parked", table=name, **found.parked.described())
         self.look()
 
     def begin(self, record: EpochRecord, cut: Cut, states: dict[str, State]) -> None:
@@ -194,20 +193,8 @@ class Parking:
         log.error(
             "a table is refused and parked: the others go on without it",
             table=name,
-            **described(self.tables[name]),
+            **self.tables[name].parked.described(),
         )
-
-
-def described(found: ParkedTable) -> dict[str, str]:
-    """Return what an operator needs to know of a parked table. Pure."""
-    note = found.parked
-    has = "nothing" if note.commit_lsn == NEVER else format_lsn(note.commit_lsn)
-    return {
-        "has": has,
-        "refused_at": format_lsn(max(note.at_lsn, 0)),
-        "reason": note.reason,
-        "remedy": note.remedy,
-    }
 
 
 def require_none_parked(tables: Mapping[str, ParkedTable]) -> None:

@@ -19,6 +19,7 @@ from schemas.errors import (
     SetupError,
     SlotbridgeError,
 )
+from schemas.lsn import format_lsn
 
 _REASON_MAX: Final = 300
 _OF_ONE_TABLE: Final = (
@@ -46,6 +47,12 @@ class Parked:
     def text(self) -> str:
         """Return the note as JSON."""
         return json.dumps(asdict(self))
+
+    def described(self) -> dict[str, str]:
+        """Return what an operator needs to know of the table."""
+        has = "nothing" if self.commit_lsn < 0 else format_lsn(self.commit_lsn)
+        at = format_lsn(max(self.at_lsn, 0))
+        return {"has": has, "refused_at": at, "reason": self.reason, "remedy": self.remedy}
 
 
 def parked_from(document: dict[str, Any]) -> Parked:

@@ -15,7 +15,6 @@ from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader, Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of, require_snapshot
-from spark_consumers.epochs.parking import described
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import CommitPosition, Shape
@@ -89,7 +88,7 @@ class _Witness:
     def _not_judged(self, epoch: EpochRecord, name: str, state: State | None) -> str:
         """Return why a table can't be compared, "" if it can."""
         if name in epoch.parked:
-            found = described(epoch.parked[name])
+            found = epoch.parked[name].parked.described()
             return f"it is parked and has {found['has']}: {found['reason']}"
         if state is None:
             return "there is no Iceberg table of it"

@@ -1,6 +1,8 @@
 """Who may import whom (docs/ARCHITECTURE.md), read from the code's own imports."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -244,6 +246,20 @@ def test_rooms_import_only_what_they_may(module: str, path: Path) -> None:
     strangers = {name for name in ours if not any(within(name, room) for room in rooms)}
     if module != "services":
         assert not strangers, f"{module} may not import {sorted(strangers)}"
+
+
+WITHOUT_SPARK = ("spark_consumers.command", "spark_consumers.epochs.metrics")
+"""What the wheel without the extra `spark` can import: `--version`, `--help`, METRICS.md."""
+
+
+@pytest.mark.parametrize("module", WITHOUT_SPARK)
+def test_what_tells_of_slottables_needs_no_spark(module: str) -> None:
+    hidden = "sys.modules.update(dict.fromkeys(('pyspark', 'py4j', 'pyarrow'), None))"
+    code = f"import sys; {hidden}; import {module}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def pure_modules() -> list[str]:

@@ -25,7 +25,8 @@ from spark_consumers.audit.audit import Audit
 from spark_consumers.audit.report import Difference, TableAudit, exit_code
 from spark_consumers.audit.schedule import scheduled
 from spark_consumers.epochs import job
-from spark_consumers.epochs.audit_log import AuditLog, AuditResult
+from spark_consumers.epochs.audit_log import AuditLog
+from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.failures import FOREIGN
 from spark_consumers.kafka.reader import TopicOffsets
