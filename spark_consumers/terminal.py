@@ -16,7 +16,7 @@ import typer
 from schemas.errors import SettingsError, SlotbridgeError
 from schemas.settings import KafkaSettings, Settings, require
 
-Config = Annotated[Path, typer.Option("--config", help="YAML configuration file.")]
+Config = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
 
 

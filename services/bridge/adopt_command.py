@@ -116,7 +116,7 @@ def adopt(
             typer.echo(json_module.dumps({"dry_run": dry_run, **_document(plan), "late": late}))
         _require_none_late(late)
         if not (dry_run or json):
-            typer.echo("adopted: delete the connector, then start the bridge")
+            typer.echo("adopted: start the bridge; never start the connector again")
 
 
 def _settings(config: Path | None) -> Settings:

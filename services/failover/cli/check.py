@@ -57,6 +57,8 @@ def check(
     docs/OPERATIONS.md. docs/CHECKS.md explains every check.
     """
     with output.as_plugin() if nagios else exit_codes(as_json=as_json):
+        if yes and not fix:
+            raise SettingsError("--yes is only for --fix", operation="check")
         if nagios and (as_json or fix):
             raise SettingsError(
                 "--nagios can't be combined with --json or --fix", operation="check"

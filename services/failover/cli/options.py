@@ -8,7 +8,7 @@ import typer
 from schemas.settings import FailoverSettings, load_settings, require
 from services.failover.observe.bridge_client import Bridge, bridge_of
 
-Config = Annotated[Path, typer.Option("--config", help="YAML configuration file.")]
+Config = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document on stdout.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 DryRun = Annotated[

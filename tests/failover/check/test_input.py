@@ -137,3 +137,6 @@ def test_fix_is_refused_where_it_could_not_ask(sound: Examiner) -> None:
     assert "no terminal" in json.loads(asked.out)["error"]
     assert sound.run("--fix", "--nagios").code == 3
     assert sound.run("--fix", "--yes").code == 0
+    refused = sound.run("--yes")
+    assert refused.code == 2
+    assert "--yes is only for --fix" in refused.err
