@@ -23,16 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """Stands for a TOASTed value that an UPDATE did not change and the WAL does not hold."""
-INFINITY_MICROSECONDS = 2**63 - 1
-NEGATIVE_INFINITY_MICROSECONDS = -(2**63)
+INFINITY_MICROSECONDS, NEGATIVE_INFINITY_MICROSECONDS = 2**63 - 1, -(2**63)
 """The values of a timestamp's ±infinity, also in nanoseconds; Debezium's, as those below."""
-INFINITY_MILLISECONDS = 9223372036825200000
-NEGATIVE_INFINITY_MILLISECONDS = -9223372036832400000
-DATE_INFINITY_DAYS = 2146033979
-DATE_NEGATIVE_INFINITY_DAYS = -2147472691
+INFINITY_MILLISECONDS, NEGATIVE_INFINITY_MILLISECONDS = 9223372036825200000, -9223372036832400000
+DATE_INFINITY_DAYS, DATE_NEGATIVE_INFINITY_DAYS = 2146033979, -2147472691
 SETTLED_KEY = b'{"slotbridge":"settled"}'
-"""The key of a tombstone that means nothing, in any topic: a transaction that Kafka had decided to
-commit, but left open, was ended with it (docs/DELIVERY.md)."""
+"""The key of a tombstone that means nothing: it ended a transaction that Kafka had left open."""
 SETTLING_KEY_PREFIX = b"~settling:"
 """How keys of a SettlingNote begin; no slot has a `~` in its name."""
 HEARTBEAT_PREFIX = "slotbridge"
@@ -196,6 +192,10 @@ class SchemaEvent(_Contract):
 
     Another `oid` under the same name is another table: what was under that name before is renamed
     or dropped. The same `oid` under another name is the same table, renamed.
+
+    `missing`: added column -> the JSON form that it has in the rows that were there. `unsent`:
+    columns of whose values in these rows no event tells. For the bridge alone: `attnum_max` (of
+    pg_attribute), `relfilenode`; 0: not known. Where they tell nothing they are left out.
     """
 
     schema_: str = Field(alias="schema")
@@ -209,6 +209,10 @@ class SchemaEvent(_Contract):
     replica_identity: Literal["default", "nothing", "full", "index"]
     before: list[Column] | None
     after: list[Column]
+    missing: dict[str, Any] = {}
+    unsent: list[str] = []
+    attnum_max: int = 0
+    relfilenode: int = 0
 
 
 class ProgressRecord(_Contract):
@@ -392,9 +396,5 @@ def snapshot_topic(prefix: str) -> str:
 
 def own_topics(prefix: str) -> frozenset[str]:
     """Return the bridge's own topics under the prefix, without those of tables."""
-    makers = (
-        *(progress_topic, prepared_topic, message_topic),
-        *(transaction_topic, schema_topic, dead_topic, divergence_topic),
-        *(snapshot_topic, recovery_topic),
-    )
-    return frozenset(topic_of(prefix) for topic_of in makers)
+    names = "progress prepared message transaction schema dead divergence snapshot recovery"
+    return frozenset(f"{prefix}.{name}" for name in names.split())

@@ -175,6 +175,10 @@ class TablesSettings(_Part):
     """What to do when a table's part of an epoch is refused (a value, a change of shape or rule, a
     dead letter, missing events): park the table at its last epoch and let the others go on, or stop
     all."""
+    on_column_default: Literal["fill", "null"] = "fill"
+    """What to do in the rows that are there when a column with a default is added at the source:
+    fill the column with the value that they have there, which writes the Iceberg table anew, or
+    leave NULL and log it."""
     on_dropped_column: Literal["keep", "drop"] = "keep"
     """What to do with a column dropped at the source: keep it, with NULL in new rows, or drop
     it."""

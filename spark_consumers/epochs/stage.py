@@ -118,7 +118,8 @@ class Stage:
             state = states.get(item.name)
             known = state.sealed if state else (NEVER, NEVER)
             base = self._staging.begin(item.table.identifier, known)
-            by_index = self._deletes(item, base, values)
+            filled = base.snapshot is not None and table_writer.fill(self._spark, item)
+            by_index = None if filled else self._deletes(item, base, values)
             way = table_writer.write_table(item, own(item.summary.topic), by_index)
             self._bases[item.name] = self._staging.written(base)
             self.ways[item.name] = way
@@ -166,7 +167,8 @@ class Stage:
 
         def adopt(name: str) -> None:
             item = self._work.get(name)
-            unset = [catalog.REPLACED, catalog.PARKED] if item else [catalog.PARKED]
+            unset = [catalog.PARKED]
+            unset += [catalog.REPLACED, catalog.FILLS] if item else []
             if item and item.table.rebuild:
                 unset.append(catalog.REBUILD)
             base = self._bases[name]
@@ -210,7 +212,7 @@ class Stage:
             base = self._staging.begin(identifier, sealed, explicit=True)
             branch = self._staging.branch(self._staging.written(base))
             behind = known is None or known.commit_lsn < before.commit_lsn
-            if item is None or behind or table_writer.begins_anew(item) or item.summary.unavailable:
+            if item is None or behind or not table_writer.adds_up(item):
                 sums.recompute(self._spark, branch, source, settings)
             else:
                 place = before.tables.get(settings.source)

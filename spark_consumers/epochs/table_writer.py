@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import CommitPosition, Shape
-from spark_consumers.iceberg import changelog, current, history
+from spark_consumers.iceberg import changelog, current, fills, history
 from spark_consumers.iceberg.delete_insert import Deletes, delete_and_insert
 from spark_consumers.iceberg.tables import OpenTable
 
@@ -45,7 +45,21 @@ def write_table(work: Work, own: DataFrame, by_index: Deletes | None = None) -> 
     return _write_current(table, own, summary, shapes, by_index)
 
 
-def begins_anew(work: Work) -> bool:
+def fill(spark: SparkSession, work: Work) -> bool:
+    """Give the table's rows their values in columns that were added; tell whether it was needed."""
+    needed = bool(work.table.fills) and not _begins_anew(work)
+    if needed:
+        fills.fill(spark, work.table.identifier, work.table.fills)
+    return needed
+
+
+def adds_up(work: Work) -> bool:
+    """Tell whether the rows' sums follow from the epoch's changes and the rows that they change."""
+    same_columns = len(work.shapes) == 1 and not work.table.fills
+    return same_columns and not _begins_anew(work) and not work.summary.unavailable
+
+
+def _begins_anew(work: Work) -> bool:
     """Tell whether the rows that the table had before the epoch are replaced."""
     return work.table.rebuild or _beginning(work.table, work.summary) is not None
 
@@ -106,7 +120,7 @@ def _write_keyless(
 def _write_changelog(
     table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
 ) -> Way:
-    rows = changes.distinct_events(changes.parsed(own, shapes))
+    rows = changes.distinct_events(changes.parsed(own, shapes, as_events=True))
     rows = changelog.of_rows(table.layout, rows)
     if summary.truncates:
         rows = changelog.with_truncates(table.layout, rows, summary.truncates)

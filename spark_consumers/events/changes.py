@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_consumers.events.columns import ColumnShape, available, mentions_unavailable, typed
-from spark_consumers.events.shape import CommitPosition, Shape, renamed
+from spark_consumers.events.shape import CommitPosition, Shape, filled, renamed
 from spark_consumers.sql import literal, literals, quoted
 
 REFUSED = "slottables refuses"
@@ -192,11 +192,15 @@ def latest(events: DataFrame) -> DataFrame:
     return events.groupBy("key").agg(last).select("last.*")
 
 
-def parsed(events: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
-    """Return `rows` of events, each parsed by the shape it was written with, in the last shape."""
+def parsed(events: DataFrame, shapes: Sequence[Shape], *, as_events: bool = False) -> DataFrame:
+    """Return `rows` of events, each parsed by the shape it was written with, in the last shape.
+
+    A column that was added later has the value that it got in rows that were there; with
+    `as_events` it is NULL, as the event did not tell it.
+    """
     events = events.where(_IS_ROW)
     parts = [
-        _aligned(rows(own, shape), shapes[place:])
+        _aligned(rows(own, shape), shapes[place:], as_events=as_events)
         for place, (own, shape) in enumerate(by_shape(events, shapes))
     ]
     return reduce(DataFrame.unionByName, parts)
@@ -289,12 +293,14 @@ def _is_whole(shape: Shape) -> str:
     return f"(coalesce(op = 'd' OR {same}, false) AND image IS NOT NULL)"
 
 
-def _aligned(rows: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
+def _aligned(rows: DataFrame, shapes: Sequence[Shape], *, as_events: bool) -> DataFrame:
     """Convert rows of the first of `shapes` to the columns of the last one.
 
-    A column that was added later is NULL, and so is a value that does not fit a column's new type.
+    A column that was added later is NULL where it is not filled, and so is a value that does not
+    fit a column's new type.
     """
     names = {name: name for name in shapes[0].names}
+    added: dict[str, str] = {}
     for old, new in pairwise(shapes):
         changes = renamed(old, new)
         names = {
@@ -302,11 +308,24 @@ def _aligned(rows: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
             for first, name in names.items()
             if changes.get(name, name) in new.names
         }
+        added = {
+            changes.get(name, name): value
+            for name, value in added.items()
+            if changes.get(name, name) in new.names
+        }
+        if not as_events:
+            columns = dict(zip(new.names, new.columns, strict=True))
+            found = filled(old, new).items()
+            added |= {name: typed(literal(text), columns[name]) for name, text in found}
     places = {names[name]: place for place, name in enumerate(shapes[0].names) if name in names}
     values, present = [], []
     for number, column in enumerate(shapes[-1].columns):
         place = places.get(column.name)
-        value, there = ("NULL", "true") if place is None else (f"c{place}", f"a{place}")
+        value, there = "NULL", "true"
+        if place is not None:
+            value, there = f"c{place}", f"a{place}"
+        elif column.name in added:
+            value = f"CASE WHEN op <> 'd' THEN {added[column.name]} END"
         values.append(f"try_cast({value} AS {column.data_type.simpleString()}) AS c{number}")
         present.append(f"{there} AS a{number}")
     return rows.selectExpr(*ROW_COLUMNS, *values, *present)

@@ -1,7 +1,8 @@
 """A source table's shape: its columns, what identifies a row, and from which event on. Pure."""
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -35,12 +36,18 @@ class Shape:
     key: tuple[str, ...]
     oid: int = 0
     since: CommitPosition = START
+    missing: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """Added columns, each with its value in the rows that were there (its JSON form as text)."""
+    unsent: tuple[str, ...] = field(default=(), compare=False)
+    """Columns of whose values in the rows that were there no event tells."""
 
     @classmethod
     def from_event(cls, event: SchemaEvent) -> "Shape":
         """Return the table's shape from a schema event on."""
         since = CommitPosition(event.commit_lsn, event.seq)
-        return cls._of(event, event.after, event.oid, since)
+        missing = tuple((name, _text(form)) for name, form in event.missing.items())
+        shape = cls._of(event, event.after, event.oid, since)
+        return replace(shape, missing=missing, unsent=tuple(event.unsent))
 
     @classmethod
     def before(cls, event: SchemaEvent) -> "Shape":
@@ -94,6 +101,25 @@ class Shape:
     def another_table(self, other: "Shape") -> bool:
         """Tell whether `other` is the shape of another table under the same name."""
         return bool(self.oid and other.oid and self.oid != other.oid)
+
+
+def _text(form: Any) -> str:
+    """Return a JSON form as the text that it is read from."""
+    if isinstance(form, str):
+        return form
+    return json.dumps(form, ensure_ascii=False, separators=(",", ":"))
+
+
+def filled(before: Shape, after: Shape) -> dict[str, str]:
+    """Return the columns that were added with a value for the rows that were there.
+
+    Column -> the JSON form of the value, as text.
+    """
+    if before.another_table(after):
+        return {}
+    names = renamed(before, after)
+    there = {names.get(name, name) for name in before.names}
+    return {name: text for name, text in after.missing if name not in there}
 
 
 def renamed(before: Shape, after: Shape) -> dict[str, str]:

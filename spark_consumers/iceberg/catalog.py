@@ -29,6 +29,7 @@ RULE = "slotbridge.rule"
 KEPT = "slotbridge.kept"
 REBUILD = "slotbridge.rebuild"
 REPLACED = "slotbridge.replaced"
+FILLS = "slotbridge.fills"
 LACKS = "slotbridge.lacks"
 SEEN_LSN = "slotbridge.seen_lsn"
 PARKED = "slotbridge.parked"
@@ -36,8 +37,9 @@ EPOCH = "slotbridge.epoch"
 COMMIT_LSN = "slotbridge.commit_lsn"
 """Names of table properties; the last two are also in the summary of each snapshot. LACKS: the
 commit LSN of an epoch in which an event of the table was left out (a dead letter, the quarantine),
-so that the table may have a row that the source has not. KEPT: columns that nothing fills any
-more. SEEN_LSN: inserts that commit before it may be of rows that a snapshot brought."""
+so that the table may have a row that the source has not. KEPT: columns that nothing fills any more.
+FILLS: what the next epoch puts into added columns of all rows (fills.py). SEEN_LSN: inserts that
+commit before it may be of rows that a snapshot brought."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _ATTEMPTS: Final = 10
 """Commits to a table's references that another writer may be ahead of."""

@@ -1,7 +1,8 @@
 """Brings an Iceberg table from one shape to the next, in one commit.
 
 at the source           in the Iceberg table
-column added            added, NULL in rows that were there
+column added            added; rows that were there get the value that the source gave them
+                        (iceberg/fills.py), else NULL
 column dropped          kept, NULL in new rows; or dropped (tables.on_dropped_column)
 column renamed          renamed
 type widened            widened: int -> bigint, float -> double, decimal with more digits
@@ -11,7 +12,7 @@ another table           its rows replace all that were there; columns as above
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from pyspark.sql import types as T
 from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
 from spark_consumers.events.shape import CommitPosition, Shape, renamed
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, fills
+from spark_consumers.iceberg.fills import Fill
 from spark_consumers.iceberg.layout import Layout, layout_of
 
 log = structlog.get_logger()
@@ -35,6 +37,18 @@ class Changes(NamedTuple):
     drops: tuple[str, ...]
     adds: tuple[tuple[str, str], ...]
     widened: tuple[tuple[str, str], ...]
+
+
+class Evolved(NamedTuple):
+    """The rest that a table has to get after its columns were changed.
+
+    `replaced`: the position from which on it is another source table, if so. `kept`: columns that
+    nothing fills any more. `fills`: what rows that are there are to get in columns that were added.
+    """
+
+    replaced: CommitPosition | None
+    kept: tuple[str, ...]
+    fills: Mapping[str, Fill]
 
 
 def needed(
@@ -89,17 +103,16 @@ def evolve(
     identifier: str,
     settings: TablesSettings,
     shapes: list[Shape],
-    kept: tuple[str, ...],
+    given: Evolved,
     known: tuple[int, int],
-) -> tuple[CommitPosition | None, tuple[str, ...]]:
-    """Change a table from the first of `shapes` to the last.
+) -> Evolved:
+    """Change a table from the first of `shapes` to the last; `given`: what it had still to get.
 
-    Return the position from which on it is another source table, if so, and the columns that
-    nothing fills any more (`kept`: those before). The shape is written into the table's properties
-    in the same commit. Raise Retryable where the table has another epoch than `known`: another
-    writer may have changed it already.
+    The shape, and what the table is to get, are written into the table's properties in the same
+    commit. Raise Retryable where the table has another epoch than `known`: another writer may have
+    changed it already.
     """
-    replaced = None
+    replaced, kept, pending = given
     for before, after in pairwise(shapes):
         table = catalog.load(spark, identifier)
         catalog.require_known(table, identifier, known)
@@ -114,18 +127,27 @@ def evolve(
         existing = [str(column.name()) for column in table.schema().columns()]
         changes = needed(settings, old, new, existing, replaced=another)
         kept = unfilled(old, new, changes, kept)
-        _commit(spark, table, changes, after, kept, another=another)
+        found = fills.fills_for(old, new)
+        if found and settings.on_column_default == "null":
+            fills.warn_unfilled(after.name, found)
+            found = {}
+        names = dict(changes.renames)
+        left = {name: fill for name, fill in pending.items() if name not in changes.drops}
+        pending = {names.get(name, name): fill for name, fill in left.items()} | found
+        _commit(spark, table, changes, after, Evolved(None, kept, pending), another=another)
+        fills.warn_unsent(after, [*(name for name, _ in changes.adds), *dict(changes.widened)])
         replaced = after.since if another else replaced
         log.info(
             "table changed",
             table=after.name,
             another_table=another,
             added=[name for name, _ in changes.adds],
+            filled=[*found],
             renamed=[f"{a} -> {b}" for a, b in changes.renames],
             dropped=list(changes.drops),
             widened=[name for name, _ in changes.widened],
         )
-    return replaced, kept
+    return Evolved(replaced, kept, pending)
 
 
 def unfilled(old: Layout, new: Layout, changes: Changes, kept: Iterable[str]) -> tuple[str, ...]:
@@ -141,7 +163,7 @@ def _commit(
     table: Any,
     changes: Changes,
     shape: Shape,
-    kept: tuple[str, ...],
+    to_get: Evolved,
     *,
     another: bool,
 ) -> None:
@@ -162,7 +184,11 @@ def _commit(
     values = transaction.updateProperties()
     values.set(catalog.SHAPE, json.dumps(shape.document()))
     values.set(catalog.KEY, json.dumps(shape.key))
-    values.set(catalog.KEPT, json.dumps(kept))
+    values.set(catalog.KEPT, json.dumps(to_get.kept))
+    if to_get.fills:
+        values.set(catalog.FILLS, json.dumps(to_get.fills))
+    else:
+        values.remove(catalog.FILLS)
     if another:
         values.set(catalog.REPLACED, json.dumps(shape.since))
     values.commit()

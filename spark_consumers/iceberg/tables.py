@@ -14,7 +14,7 @@ wherever the process was killed.
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -25,7 +25,8 @@ from schemas.settings import KafkaSettings
 from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.iceberg import catalog, rules
-from spark_consumers.iceberg.evolution import evolve
+from spark_consumers.iceberg.evolution import Evolved, evolve
+from spark_consumers.iceberg.fills import Fill, fills_from
 from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
 from spark_consumers.iceberg.parked import Parked, parked_from
 from spark_consumers.session import CATALOG
@@ -73,6 +74,8 @@ class State:
     something. `epoch` and `commit_lsn` are also those of later epochs, which brought it nothing."""
     parked: Parked | None = None
     """Why the table stays at `epoch` while the others go on; None where it does not."""
+    fills: Mapping[str, Fill] = field(default_factory=dict)
+    """What the rows are to get in columns that were added."""
 
     def at(self, epoch: int, commit_lsn: int) -> "State":
         """Return the state after an epoch that brings the table nothing."""
@@ -84,7 +87,7 @@ class OpenTable:
     """A table whose columns fit its layout.
 
     `rebuild`: its rows are to be replaced as a whole. `replaced`: its rows from before this
-    position are to be replaced. `large`, `lacks`, `seen_lsn`: as in State.
+    position are to be replaced. `large`, `lacks`, `seen_lsn`, `fills`: as in State.
     """
 
     identifier: str
@@ -95,6 +98,7 @@ class OpenTable:
     large: bool = False
     lacks: bool = False
     seen_lsn: int = NEVER
+    fills: Mapping[str, Fill] = field(default_factory=dict)
 
     @property
     def appends(self) -> bool:
@@ -160,21 +164,22 @@ class Tables:
                 if layout.rule.sort:
                     spark.sql(sort_sql(identifier, layout.rule.sort))
             return OpenTable(identifier, layout, NEVER)
-        replaced = state.replaced
+        replaced, fills = state.replaced, state.fills
         kept = self._require_rule(spark, state, layout)
         later = [s for s in shapes if state.shape is None or s.since > state.shape.since]
         if state.shape is not None and later:
             given = [state.shape, *later]
-            from_there, kept = evolve(
-                spark, state.identifier, self._settings, given, kept, state.sealed
+            to_get = Evolved(replaced, kept, fills)
+            replaced, kept, fills = evolve(
+                spark, state.identifier, self._settings, given, to_get, state.sealed
             )
-            replaced = from_there or replaced
         layout = replace(layout, kept=kept)
         commit_lsn = NEVER if state.rebuild else state.commit_lsn
         return OpenTable(
             *(identifier, layout, commit_lsn, state.rebuild, replaced, state.large),
             lacks=state.lacks,
             seen_lsn=state.seen_lsn,
+            fills=fills,
         )
 
     def _require_rule(self, spark: SparkSession, state: State, layout: Layout) -> tuple[str, ...]:
@@ -249,6 +254,7 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
         tuple(json.loads(found.get(catalog.KEPT, "[]"))),
         sealed,
         parked,
+        fills_from(found.get(catalog.FILLS)),
     )
 
 

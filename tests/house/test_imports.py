@@ -95,6 +95,7 @@ PURE = (
     "services.bridge.events.transaction_texts",
     "services.bridge.events.event",
     "services.bridge.events.keys",
+    "services.bridge.events.missing_values",
     "services.bridge.transactions.annotations",
     "services.bridge.transactions.assembler",
     "services.bridge.transactions.streams",

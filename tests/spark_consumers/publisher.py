@@ -5,7 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from confluent_kafka import Producer, TopicPartition
@@ -41,7 +41,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table at the source: column -> (PostgreSQL type, typmod), and the key's columns."""
+    """A table at the source: column -> (PostgreSQL type, typmod), and the key's columns.
+
+    `missing`, `unsent`: as in SchemaEvent.
+    """
 
     name: str
     columns: Mapping[str, tuple[str, int]]
@@ -49,6 +52,8 @@ class SourceTable:
     schema: str = "public"
     identity: Literal["default", "nothing", "full", "index"] = "default"
     oid: int = 0
+    missing: Mapping[str, Any] = field(default_factory=dict)
+    unsent: Sequence[str] = ()
 
     def shape_event(self, commit_lsn: int, seq: int = 0) -> SchemaEvent:
         """The schema event that announces it."""
@@ -66,6 +71,8 @@ class SourceTable:
             replica_identity=self.identity,
             before=None,
             after=columns,
+            missing=dict(self.missing),
+            unsent=list(self.unsent),
         )
 
 

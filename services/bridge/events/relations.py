@@ -5,18 +5,21 @@ whose changes are published as its root's. pgoutput flags the columns of the rep
 REPLICA IDENTITY FULL these are all, and under NOTHING none: see services.bridge.events.keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Final, NoReturn
 
 import structlog
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError
-from schemas.events import SchemaEvent
+from schemas.events import Column, SchemaEvent
 from services.bridge.events.description import Described
 from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, settled
+from services.bridge.events.missing_values import MissingValues, missing_values
+from services.bridge.events.rows import encoder_of
 from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.large_values import Deposit, limits
 from services.bridge.events.shaping.tables import Shaping, TableShaping
@@ -67,6 +70,7 @@ class Relations:
         """
         certain = True
         identity = [column.name for column in relation.columns if column.key]
+        served = {column.name for column in relation.columns}
         try:
             if self._shaping.naming.key(relation.schema, relation.table):
                 relation = self._shaping.with_key(relation)
@@ -84,7 +88,41 @@ class Relations:
             error.lsn = stamp.commit_lsn
             raise
         form = PLAIN if self._formats is None else self._formats.of(plan)
-        return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain, form)
+        tell = partial(self._told, plan, served, stamp.xid)
+        return Described(plan, self._shapes.change(plan.relation, stamp, seq, tell), certain, form)
+
+    def _told(
+        self,
+        plan: TableShaping,
+        served: set[str],
+        xid: int,
+        before: SchemaEvent | None,
+        after: Sequence[Column],
+    ) -> MissingValues:
+        """Return what is certain of the rows that were there; log where the operator must act."""
+        self._await_catalog(xid)
+        stored = self._primary.stored_columns(plan.relation.oid)
+        # What an event would store elsewhere is not told: its value is not stored with the event.
+        limited = replace(plan, limits=limits(plan, self._encoders, _refuse))
+        columns = {column.name: column for column in plan.relation.columns}
+
+        def encode(name: str, value: bytes) -> str | None:
+            try:
+                return encoder_of(limited, self._encoders, columns[name]).encode(value)
+            except ValueError:
+                return None
+
+        found = missing_values(before, after, served, stored, xid, encode)
+        if found.unsent:
+            table = f"{plan.relation.schema}.{plan.relation.table}"
+            logger.warning(
+                "a table was changed whose older rows may have values that are in no event",
+                table=table,
+                columns=found.unsent,
+                hint=f"`slotbridge snapshot start {table}` sends all of its rows, unless the "
+                "columns have NULL there (docs/TABLES.md)",
+            )
+        return found
 
     def _own(self, plan: TableShaping, stamp: Stamp) -> None:
         table = (plan.relation.schema, plan.relation.table)
@@ -136,6 +174,10 @@ class Relations:
         key = key_columns(names, xid, found, self._shapes.last_key(relation))
         columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
         return replace(relation, columns=columns), settled(xid, found)
+
+
+def _refuse(_value: bytes) -> NoReturn:
+    raise ValueError("the value is stored elsewhere")
 
 
 def warn_of_unmatched(shaping: Shaping, primary: Primary) -> None:

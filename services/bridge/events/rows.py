@@ -10,12 +10,13 @@ from services.bridge.events.row_encoders import Column, Frame, Write, writer
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.tables import TableShaping
 from services.bridge.events.transaction_texts import NO_ORDER, Counter, TransactionTexts
-from services.bridge.events.values.encoders import Encoders
+from services.bridge.events.values.encoders import Encoder, Encoders
 from services.bridge.events.values.plain import Encode
 from services.bridge.pgoutput.messages import (
     UNCHANGED,
     Delete,
     Insert,
+    RelationColumn,
     Row,
     Unchanged,
     Update,
@@ -56,11 +57,8 @@ class Table:
         self.columns: list[tuple[str, Encode, str]] = []
         """Of each: its name as JSON with a colon, its encoder, what stands for a lacking value."""
         for column in relation.columns:
-            encode, unavailable = encoders.of(column.type_oid, column.typmod)
-            encode = plan.masks.get(column.name) or encode
-            if column.name in plan.limits:
-                encode = plan.limits[column.name](encode)
-            self.columns.append((f"{quoted(column.name)}:", encode, unavailable))
+            encoder = encoder_of(plan, encoders, column)
+            self.columns.append((f"{quoted(column.name)}:", *encoder))
         self._source_indexes = plan.source_indexes
         self._sources = plan.source_indexes or range(len(relation.columns))
         """Of each column, where it stands in the server's rows."""
@@ -205,6 +203,15 @@ class Table:
         """Return the event of a row's change at `lsn`."""
         data, placed_by = key
         return Event(self.topic, data, value, headers, False, self.name, seq, lsn, placed_by)
+
+
+def encoder_of(plan: TableShaping, encoders: Encoders, column: RelationColumn) -> Encoder:
+    """Return how a column of a table is written: masked, and with large values, as planned."""
+    encode, unavailable = encoders.of(column.type_oid, column.typmod)
+    encode = plan.masks.get(column.name) or encode
+    if column.name in plan.limits:
+        encode = plan.limits[column.name](encode)
+    return Encoder(encode, unavailable)
 
 
 def _published_the_same(old: Value, new: Value, encode: Encode) -> bool:

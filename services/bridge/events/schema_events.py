@@ -1,13 +1,17 @@
 """A relation's shape as a schema event, when it is not what was last published. Pure."""
 
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from schemas.events import Column, SchemaEvent, SchemaKey, schema_topic
 from services.bridge.events.event import Event, Stamp
+from services.bridge.events.missing_values import NOTHING, MissingValues
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.pgoutput.pg_types import TYPE_NAMES
 
 Identity = Literal["default", "nothing", "full", "index"]
+Tell = Callable[[SchemaEvent | None, Sequence[Column]], MissingValues]
+"""(last schema event of this table, its columns now) -> what rows that were there have."""
 _IDENTITIES: Final[dict[str, Identity]] = {
     "d": "default",
     "n": "nothing",
@@ -33,8 +37,13 @@ class Shapes:
             return frozenset()
         return frozenset(column.name for column in last.after if column.key)
 
-    def change(self, relation: Relation, stamp: Stamp, seq: int) -> Event | None:
-        """Return the schema event that `relation` calls for at `seq`, None when nothing changed."""
+    def change(
+        self, relation: Relation, stamp: Stamp, seq: int, tell: Tell = lambda *_: NOTHING
+    ) -> Event | None:
+        """Return the schema event that `relation` calls for at `seq`, None when nothing changed.
+
+        `tell` is asked for what it says of the rows that were there.
+        """
         columns = [
             Column(
                 name=column.name,
@@ -54,6 +63,8 @@ class Shapes:
             identity,
         ):
             return None
+        same_table = before is not None and before.oid == relation.oid
+        found = tell(before if same_table else None, columns)
         event = SchemaEvent(
             schema=relation.schema,
             table=relation.table,
@@ -64,13 +75,17 @@ class Shapes:
             replica_identity=identity,
             before=before.after if before else None,
             after=columns,
+            missing=found.missing,
+            unsent=found.unsent,
+            attnum_max=found.attnum_max,
+            relfilenode=found.relfilenode,
         )
         self._known[key] = event
         name = SchemaKey(schema=relation.schema, table=relation.table)
         return Event(
             self._topic,
             name.model_dump_json(by_alias=True).encode(),
-            event.model_dump_json(by_alias=True).encode(),
+            event.model_dump_json(by_alias=True, exclude_defaults=True).encode(),
             table=f"{relation.schema}.{relation.table}",
             seq=seq,
         )

@@ -39,6 +39,7 @@ from services.postgres.publications import (
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.server import Server, is_synchronous_standby, setting, written_lsn
 from services.postgres.slots import Slot, SlotStatistics
+from services.postgres.stored_columns import StoredColumns, stored_columns
 
 logger = structlog.get_logger(__name__)
 
@@ -67,7 +68,6 @@ class Primary:
         """Of the server's process that owns the origin."""
         self.streams = False
         """Whether the replication connection streams, so that the server is known to be there."""
-        """Whether a snapshot sends the rows that the tables already have."""
         self._slot_read = False
         self._publication_oid: int | None = None
 
@@ -229,6 +229,12 @@ class Primary:
         """Return a table's primary key as it is now, None when the table is gone."""
         with self._statement("read the primary key"):
             return primary_key(self._connection, relation_oid)
+
+    @in_any_session
+    def stored_columns(self, relation_oid: int) -> StoredColumns | None:
+        """Return what the catalog says of a table's columns now, None when the table is gone."""
+        with self._statement("read the columns of a table"):
+            return stored_columns(self._connection, relation_oid)
 
     @in_any_session
     def await_visible(self, xid: int, while_waiting: Callable[[], None]) -> bool:

@@ -1,0 +1,109 @@
+"""The values that rows have in a column which was added after them. Pure.
+
+ALTER TABLE … ADD COLUMN … DEFAULT does not write a constant into the rows that are there: the
+catalog has it for them (pg_attribute.attmissingval), and the WAL has nothing. The catalog says what
+it is today, which may be long after the change that is being decoded. What is certain:
+
+    not touched since the transaction   the catalog's value; NULL, if it has none and the table has
+    being decoded, and added after      the file of then
+    the last schema event
+    otherwise (dropped, rewritten or    nothing: the column is `unsent`
+    changed meanwhile; a default that
+    PostgreSQL did write into the rows)
+
+A column of another type is `unsent` where the table was rewritten: USING may have changed values.
+"""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+from schemas.events import Column, SchemaEvent
+from services.postgres.stored_columns import StoredColumn, StoredColumns
+
+Encode = Callable[[str, bytes], str | None]
+"""(column, text form) -> JSON text as a row's event has it, None where it can't be told."""
+_XIDS: Final = 2**32
+
+
+class MissingValues(NamedTuple):
+    """The fields of a SchemaEvent that tell of rows that were there."""
+
+    missing: dict[str, Any]
+    unsent: list[str]
+    attnum_max: int
+    relfilenode: int
+
+
+NOTHING: Final = MissingValues({}, [], 0, 0)
+
+
+def missing_values(
+    before: SchemaEvent | None,
+    after: Sequence[Column],
+    served: Collection[str],
+    found: StoredColumns | None,
+    xid: int,
+    encode: Encode,
+) -> MissingValues:
+    """Return what is certain of the rows that were there before the columns are `after`.
+
+    `before`: the table's last schema event, None for none or of another table; `served`: all
+    columns that the server sends; `found`: the catalog's answer, None for a table that is gone;
+    `xid`: the transaction being decoded.
+    """
+    added, retyped = _changes(before, after)
+    if found is None:
+        return MissingValues({}, [*added, *retyped], 0, 0)
+
+    def since(changed_by: int) -> bool:
+        return 0 < (changed_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
+
+    def untouched(column: StoredColumn) -> bool:
+        return not any(map(since, column.changed_by))
+
+    stored = {column.name: column for column in found.columns}
+    same_file = before is not None and 0 < before.relfilenode == found.relfilenode
+    rewritten = found.rewritten and not same_file
+    missing: dict[str, Any] = {}
+    unsent: list[str] = [name for name in retyped if rewritten]
+    for name in added:
+        column = stored.get(name)
+        new = column is not None and before is not None and 0 < before.attnum_max < column.attnum
+        if column is None or not new or column.mixed or not untouched(column):
+            unsent.append(name)
+        elif column.missing is None:
+            unsent += [name] if rewritten else []
+        else:
+            text = encode(name, column.missing.encode())
+            if text is None:
+                unsent.append(name)
+            else:
+                missing[name] = json.loads(text)
+    numbers = [c.attnum for c in found.columns if c.name in served or untouched(c)]
+    relfilenode = 0 if since(found.table_changed_by) else found.relfilenode
+    return MissingValues(missing, unsent, max(numbers, default=0), relfilenode)
+
+
+def _changes(
+    before: SchemaEvent | None, after: Sequence[Column]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the columns that were added, and those that have another type.
+
+    Columns with other names in the same places, and of the same types, are renamed.
+    """
+    if before is None:
+        return (), ()
+    types = {column.name: (column.type_oid, column.typmod) for column in before.after}
+    added = [column.name for column in after if column.name not in types]
+    if len(before.after) == len(after):
+        pairs = zip(before.after, after, strict=True)
+        other = [(old, new) for old, new in pairs if old.name != new.name]
+        if all((old.type_oid, old.typmod) == (new.type_oid, new.typmod) for old, new in other):
+            added = []
+    retyped = [
+        column.name
+        for column in after
+        if types.get(column.name, ()) not in ((), (column.type_oid, column.typmod))
+    ]
+    return added, retyped

@@ -1,0 +1,150 @@
+"""What a schema event tells of rows that were there: a value only where it is certain."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import Column, SchemaEvent
+from services.bridge.events.event import Stamp
+from services.bridge.events.missing_values import NOTHING, MissingValues, missing_values
+from services.bridge.events.schema_events import Shapes
+from services.bridge.pgoutput.messages import Relation, RelationColumn
+from services.postgres.stored_columns import StoredColumn, StoredColumns
+
+XID = 100
+INT, TEXT, BIGINT = 23, 25, 20
+
+
+def columns(*names: str, oid: int = INT) -> list[Column]:
+    return [
+        Column(name=name, type="int4", type_oid=oid, typmod=-1, key=name == "id") for name in names
+    ]
+
+
+def event(*names: str, attnum_max: int = 2, relfilenode: int = 7) -> SchemaEvent:
+    return SchemaEvent(
+        schema="public",
+        table="t",
+        oid=7,
+        commit_lsn=1,
+        seq=0,
+        ts_ms=0,
+        replica_identity="default",
+        before=None,
+        after=columns(*names),
+        attnum_max=attnum_max,
+        relfilenode=relfilenode,
+    )
+
+
+BEFORE = event("id", "a")
+C = StoredColumn("c", 3, (90,), "7", mixed=False)
+PLAIN = replace(C, missing=None)
+
+
+def stored(c: StoredColumn | None, *, relfilenode: int = 7, changed_by: int = 90) -> StoredColumns:
+    old = (StoredColumn("id", 1, (50,), None, False), StoredColumn("a", 2, (50,), None, False))
+    found = old if c is None else (*old, c)
+    return StoredColumns(found, relfilenode, relfilenode != 7, changed_by, 900)
+
+
+def ask(
+    found: StoredColumns | None,
+    before: SchemaEvent | None = BEFORE,
+    after: Sequence[Column] | None = None,
+    xid: int = XID,
+) -> MissingValues:
+    now = columns("id", "a", "c") if after is None else after
+    names = {column.name for column in now}
+    return missing_values(before, now, names, found, xid, lambda _name, value: value.decode())
+
+
+@pytest.mark.parametrize(
+    ("found", "before", "missing", "unsent"),
+    [
+        (stored(C), BEFORE, {"c": 7}, []),
+        (stored(replace(C, changed_by=(XID,))), BEFORE, {"c": 7}, []),  # added by it itself
+        (stored(PLAIN), BEFORE, {}, []),  # no default: NULL
+        (stored(replace(C, changed_by=(90, 101))), BEFORE, {}, ["c"]),  # changed since
+        (stored(replace(PLAIN, changed_by=(101,))), BEFORE, {}, ["c"]),  # rewritten since
+        (stored(PLAIN, relfilenode=9), BEFORE, {}, ["c"]),  # a volatile default
+        (stored(PLAIN, relfilenode=9), event("id", "a", relfilenode=9), {}, []),  # long before
+        (stored(C, relfilenode=9), BEFORE, {"c": 7}, []),  # rewritten, and then added
+        (stored(C), event("id", "a", attnum_max=3), {}, ["c"]),  # was there, and not published
+        (stored(C), event("id", "a", attnum_max=0), {}, ["c"]),  # of an older release
+        (stored(replace(C, mixed=True)), BEFORE, {}, ["c"]),  # partitions have several
+        (stored(None), BEFORE, {}, ["c"]),  # dropped since
+        (None, BEFORE, {}, ["c"]),  # the table is gone
+        (stored(C), None, {}, []),  # the first event: nothing was there
+    ],
+)
+def test_a_value_is_told_where_it_is_certain(
+    found: StoredColumns | None,
+    before: SchemaEvent | None,
+    missing: dict[str, object],
+    unsent: list[str],
+) -> None:
+    assert ask(found, before)[:2] == (missing, unsent)
+
+
+def test_a_column_that_is_renamed_was_there() -> None:
+    renamed = stored(StoredColumn("b", 2, (90,), None, False), relfilenode=9)
+    assert ask(renamed, after=columns("id", "b"))[:2] == ({}, [])
+
+
+@pytest.mark.parametrize(("relfilenode", "unsent"), [(7, []), (9, ["a"])])
+def test_another_type_is_unsent_if_the_table_was_rewritten(
+    relfilenode: int, unsent: list[str]
+) -> None:
+    after = [*columns("id"), *columns("a", oid=BIGINT)]
+    assert ask(stored(None, relfilenode=relfilenode), after=after)[:2] == ({}, unsent)
+
+
+def test_a_value_that_is_not_to_be_told_is_unsent() -> None:
+    names = {"id", "a", "c"}
+    found = missing_values(BEFORE, columns(*names), names, stored(C), XID, lambda *_: None)
+    assert found[:2] == ({}, ["c"])
+
+
+def test_what_later_events_are_compared_with() -> None:
+    assert ask(stored(C))[2:] == (3, 7)
+    later = stored(replace(C, changed_by=(101,)), changed_by=101)
+    assert ask(later, after=columns("id", "a"))[2:] == (2, 0)
+
+
+@given(
+    xid=st.integers(3, 2**32 - 1),
+    age=st.integers(0, 2**31),
+    lead=st.integers(1, 2**31 - 1),
+    data=st.data(),
+)
+def test_only_what_was_changed_later_is_uncertain(
+    xid: int, age: int, lead: int, data: st.DataObject
+) -> None:
+    """Transaction ids are circular, and may be long past."""
+
+    def by(changed_by: int) -> MissingValues:
+        found = stored(replace(C, changed_by=(changed_by % 2**32,)))
+        return ask(replace(found, next_xid=(xid + lead) % 2**32), xid=xid)
+
+    assert by(xid - age).missing == {"c": 7}
+    if lead > 1:
+        later = data.draw(st.integers(1, lead - 1))
+        assert by(xid + later)[:2] == ({}, ["c"])
+
+
+def test_fields_that_tell_nothing_are_left_out() -> None:
+    relation = Relation(7, "public", "t", "d", (RelationColumn("id", INT, -1, True),))
+    plain = Shapes("bank", {}).change(relation, Stamp(0, 1, 0, 0, 0), 0, lambda *_: NOTHING)
+    assert plain is not None
+    assert plain.value is not None
+    assert {"missing", "unsent", "attnum_max", "relfilenode"}.isdisjoint(json.loads(plain.value))
+    full = MissingValues({"c": 7}, ["d"], 3, 7)
+    event = Shapes("bank", {}).change(relation, Stamp(0, 1, 0, 0, 0), 0, lambda *_: full)
+    assert event is not None
+    assert event.value is not None
+    assert SchemaEvent.model_validate_json(event.value).missing == {"c": 7}
