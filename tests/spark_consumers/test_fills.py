@@ -6,9 +6,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from spark_consumers.iceberg import catalog
+from spark_consumers.operations import Operator
 from spark_consumers.verify.as_of import verify_as_of
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
+from tests.spark_consumers.test_parked import changed
 
 BEFORE = {"id": ("int4", -1), "name": ("text", -1)}
 AFTER = {**BEFORE, "c": ("int4", -1), "d": ("text", -1)}
@@ -185,3 +187,25 @@ def test_sums_of_a_column_count_what_rows_got(new_pipeline: NewPipeline) -> None
     pipeline.apply()
     found = pipeline.spark.table(pipeline.identifier("total")).orderBy("of_id").collect()
     assert [(row.name, row.of_id) for row in found] == [("one", 1), ("two", 2), ("3", 3), ("4", 4)]
+
+
+def test_a_parked_table_gets_it_under_the_column_s_later_name(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(on_refused_table="park")
+    start(pipeline)
+    pipeline.publisher.reshape(WIDE)
+    with pipeline.publisher.transaction() as t:
+        t.insert(WIDE, {"id": 4, "name": "4", "c": 2**40, "d": None})
+    assert "public.items" in pipeline.apply().refused
+    columns = {**BEFORE, "c": ("int8", -1), "e": ("text", -1)}
+    renamed = SourceTable("items", columns, oid=1)
+    pipeline.publisher.reshape(renamed)
+    with pipeline.publisher.transaction() as t:
+        t.insert(renamed, {"id": 5, "name": "5", "c": 2**40, "e": None})
+    pipeline.apply()
+    changed(pipeline, on_bad_event="quarantine")
+    assert Operator(pipeline.spark, pipeline.settings).unpark(["public.items"])
+    with pipeline.publisher.transaction() as t:
+        t.insert(renamed, {"id": 6, "name": "6", "c": 6, "e": "e"})
+    pipeline.apply()
+    assert [*pipeline.rows("items")[0].asDict()] == ["id", "name", "c", "e"]
+    assert [row[2:] for row in rows(pipeline)] == [(7, D)] * 3 + [(2**40, None), (6, "e")]
