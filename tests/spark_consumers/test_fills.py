@@ -203,9 +203,9 @@ def test_a_parked_table_gets_it_under_the_column_s_later_name(new_pipeline: NewP
         t.insert(renamed, {"id": 5, "name": "5", "c": 2**40, "e": None})
     pipeline.apply()
     changed(pipeline, on_bad_event="quarantine")
-    assert Operator(pipeline.spark, pipeline.settings).unpark(["public.items"])
+    assert [*Operator(pipeline.spark, pipeline.settings).unpark(["public.items"])]
     with pipeline.publisher.transaction() as t:
         t.insert(renamed, {"id": 6, "name": "6", "c": 6, "e": "e"})
-    pipeline.apply()
+    assert not pipeline.apply().refused
     assert [*pipeline.rows("items")[0].asDict()] == ["id", "name", "c", "e"]
     assert [row[2:] for row in rows(pipeline)] == [(7, D)] * 3 + [(2**40, None), (6, "e")]
