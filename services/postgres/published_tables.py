@@ -34,7 +34,8 @@ class PublishedTable:
     """A table, or the root of partitions that are published as it.
 
     `key`: (column, type in SQL) of the primary key, else of the replica identity's index; () for
-    neither. `rows_estimate` -1: not known.
+    neither. The type is that below a domain, and has no length: a text that is cast to it is not
+    cut, and is compared by the column's collation. `rows_estimate` -1: not known.
     """
 
     oid: int
@@ -118,7 +119,7 @@ _TABLES: LiteralString = (
              WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
                AND CASE WHEN b.columns IS NOT NULL THEN a.attnum = ANY (b.columns)
                         ELSE a.attgenerated = '' OR p.generated AND a.attgenerated = 's' END),
-           (SELECT jsonb_agg(jsonb_build_array(a.attname, format_type(a.atttypid, NULL))
+           (SELECT jsonb_agg(jsonb_build_array(a.attname, format_type(pg_basetype(a.atttypid), -1))
                              ORDER BY part.number)
               FROM unnest(reading.attnums) WITH ORDINALITY part (attnum, number)
               JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = part.attnum),

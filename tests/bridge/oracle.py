@@ -274,8 +274,11 @@ def _apply(table: Table, numbered: _Numbered, moved: dict[Position, Values]) -> 
         table.clear()
         return
     if event.op == "r":
-        assert record.key is not None and event.after is not None
-        table.keyed[record.key] = event.after
+        assert event.after is not None
+        if record.key is None:
+            table.keyless.append(event.after)
+        else:
+            table.keyed[record.key] = event.after
         return
     old: Values | None = None
     if event.op in ("u", "d"):
@@ -324,14 +327,27 @@ def assert_rebuilt(
     `where`: table -> SQL condition, for rows that were written while they were not published.
     """
     copy = rebuild(bridge.kafka.bootstrap_servers, bridge.prefix, bridge.shaping, outbox_topics)
+    assert_copied(copy, bridge, unknown=unknown, where=where)
+    return copy
+
+
+def assert_copied(
+    copy: Copy,
+    bridge: Bridge,
+    *,
+    tables: Collection[str] = (),
+    unknown: int | None = 0,
+    where: Mapping[str, str] | None = None,
+) -> None:
+    """`copy` has the rows of each published table, or of each of `tables`."""
     untold = 0
     with psycopg.connect(bridge.conninfo, options=SESSION_OPTIONS) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         for oid, name, query in _queries(connection, bridge, where or {}):
-            rebuilt = copy.tables[oid].rows if oid in copy.tables else []
-            untold += compare(name, _rows(connection, query), rebuilt)
+            if not tables or name in tables:
+                rebuilt = copy.tables[oid].rows if oid in copy.tables else []
+                untold += compare(name, _rows(connection, query), rebuilt)
     assert unknown is None or untold == unknown, f"{untold} values were never told"
-    return copy
 
 
 def _queries(

@@ -152,6 +152,34 @@ def test_rows_that_are_not_wanted_are_looked_at_and_counted(
     assert chunks == [(10, ["10"], False), (10, ["20"], False), (5, ["25"], True)]
 
 
+@pytest.mark.parametrize(
+    ("column", "texts"),
+    [
+        ("char(4)", ["a", "ab", "abc", "abcd", "b"]),
+        ("bit(4)", ["0001", "0101", "0111", "1000", "1111"]),
+        ('code COLLATE "C"', ["B", "Ba", "a", "ab", "b"]),
+    ],
+    ids=["char", "bit", "domain of another collation"],
+)
+def test_rows_are_read_on_after_a_whole_key(
+    column: str, texts: list[str], make: Make, connection: Connection
+) -> None:
+    connection.execute('CREATE DOMAIN code AS varchar(9) COLLATE "pg_c_utf8"')
+    connection.execute(f"CREATE TABLE keyed (id {column} PRIMARY KEY)".encode())
+    connection.execute("ALTER PUBLICATION p SET TABLE keyed")
+    with connection.cursor() as cursor:
+        cursor.executemany("INSERT INTO keyed VALUES (%s)", [[text] for text in texts])
+    reader = make()
+    (shape,) = reader.inspect().shapes
+    reader.begin(shape)
+    last, found = None, []
+    for _ in texts:
+        chunk = reader.read(shape, last, "", rows_max=1, bytes_max=99)
+        last = chunk.last
+        found += [value.decode().strip() for value, *_ in chunk.rows if isinstance(value, bytes)]
+    assert found == texts and chunk.ends
+
+
 @pytest.mark.parametrize("table", ["keyed", "keyless"])
 def test_several_workers_read_the_rows_that_one_reads(
     table: str, make: Make, connection: Connection, monkeypatch: pytest.MonkeyPatch
