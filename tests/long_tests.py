@@ -69,6 +69,8 @@ LONG: Final = (
     f"{_ROUNDS}test_a_volume_that_is_set_back_",
     f"{_ROUNDS}test_two_promotions_to_the_same_timeline_that_its_history_alone_tells",
     f"{_ROUNDS}test_another_publication[_made_again_while_it_runs]",
+    f"{_BRIDGE}test_large_rows.py::test_a_row_too_large_for_kafka_is_a_dead_letter[100]",
+    f"{_BRIDGE}test_large_rows.py::test_a_row_with_a_large_value_refers_to_where_it_is_stored[100]",
     f"{_BRIDGE}test_snapshot.py::test_changed_all_the_time_and_killed_at_random_moments",
     f"{_BRIDGE}test_snapshot_without_key.py::"
     "test_inserted_all_the_time_and_killed_at_random_moments",

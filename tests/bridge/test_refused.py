@@ -11,11 +11,14 @@ from schemas.errors import ExitCode, SetupError
 from schemas.events import DeadLetter
 from services.bridge.events.event import Event
 from services.bridge.sink.dead_letters import (
+    OneOrigin,
     Origin,
     Refused,
+    Sent,
     identity,
     letter,
     may_be_dead,
+    may_be_known,
     refusal,
 )
 
@@ -110,9 +113,29 @@ def test_refusals_are_forgotten_once_progress_is_made() -> None:
     event = Event("t", None, None, None, False, "public.t", 4)
     refused = Refused(careful_until=100, records={identity(event, ORIGIN): "x"}, topics={"t"})
     assert identity(event, ORIGIN) == ("t", ORIGIN.commit_lsn, 4, True)
-    assert not refused.passed(99)
+    assert not refused.passed(99, Sent())
     assert refused.records
-    assert refused.passed(100)
+    assert refused.passed(100, Sent())
     assert not refused.records
-    assert not refused.passed(100)
+    assert not refused.passed(100, Sent())
     assert refused.topics == {"t"}
+
+
+def test_a_row_of_a_snapshot_is_known_by_its_key_until_rows_of_one_are_through() -> None:
+    """It is read at another place each time; other transactions pass meanwhile."""
+    row = Event("t", b"k", b"v", None, False, "public.t", 4, 99)
+    chunk, later = Origin(0, 100, None), Origin(0, 200, None)
+    refused, sent = Refused(), Sent()
+    sent.add([row], OneOrigin(chunk))
+    refused.take_care(sent)
+    refused.records[identity(row, chunk)] = "too large"
+    assert identity(row._replace(seq=7), later) in refused.records
+    assert identity(row, ORIGIN) not in refused.records
+    assert not refused.passed(300, Sent()) and refused.records
+    again = Sent()
+    again.add([row], OneOrigin(later))
+    assert refused.passed(200, again) and not refused.records
+    assert may_be_known(row, chunk, "bank")
+    assert not may_be_known(row._replace(key=None), chunk, "bank")
+    message = Event("bank.message", b"k", b"v", None, False, "", 4, 99)
+    assert identity(message, chunk) != identity(message, later)

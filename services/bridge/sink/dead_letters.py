@@ -12,7 +12,7 @@ import codecs
 import hashlib
 from base64 import b64encode
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
@@ -23,8 +23,11 @@ from services.bridge.events.event import REASON_HEADER, Event
 from services.bridge.transactions.assembler import EventBatch
 from services.kafka.client import TopicRefused
 
-Identity = tuple[str, int, int, bool]
-"""(topic, commit_lsn, seq, whether it is a tombstone): a schema event has the seq of a row's."""
+Identity = tuple[str, int | bytes, int, bool]
+"""(topic, commit_lsn, seq, whether it is a tombstone): a schema event has the seq of a row's.
+
+Of a row that a snapshot has read, the key instead of commit_lsn: it is read at another place again.
+"""
 _OVERHEAD_BYTES: Final = 512
 _CONTENT_BYTES_MIN: Final = 16
 _PIECE_BYTES: Final = 2**20
@@ -43,22 +46,51 @@ class Origin(NamedTuple):
 
 
 @dataclass(slots=True)
+class Sent:
+    """The extent of what a session has sent: up to the commit_lsn `last_lsn`.
+
+    `read_rows`: the open Kafka transaction has rows that a snapshot has read.
+    """
+
+    last_lsn: int = 0
+    read_rows: bool = False
+
+    def add(self, events: Sequence[Event], origins: "Origins") -> None:
+        """Add events of `origins`."""
+        self.last_lsn = max(self.last_lsn, origins.last_lsn)
+        if events and not origins.of(0).xid:
+            self.read_rows = self.read_rows or any(event.table for event in events)
+
+
+@dataclass(slots=True)
 class Refused:
     """The records that Kafka refuses, as earlier sessions of this process have learned.
 
-    `careful_until`: send record by record until the transaction of this commit_lsn is through.
+    `careful_until`: send record by record until the transaction of this commit_lsn is through; with
+    `in_read_rows`, until one with rows of a snapshot is, which are read at another place each time.
     """
 
     careful_until: int | None = None
+    in_read_rows: bool = False
     records: dict[Identity, str] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
     """Topics that have refused something: their limits and permissions are asked for at start."""
 
-    def passed(self, commit_lsn: int) -> bool:
-        """Tell whether a careful session is done: everything up to `commit_lsn` is in Kafka."""
+    def take_care(self, sent: Sent) -> None:
+        """Let the next session send what was `sent` record by record."""
+        self.careful_until = max(self.careful_until or 0, sent.last_lsn)
+        self.in_read_rows = self.in_read_rows or sent.read_rows
+
+    def passed(self, commit_lsn: int, sent: Sent) -> bool:
+        """Tell whether a careful session is done: everything up to `commit_lsn` is in Kafka.
+
+        `sent`: with the Kafka transaction that was committed just now.
+        """
         if self.careful_until is None or commit_lsn < self.careful_until:
             return False
-        self.careful_until = None
+        if self.in_read_rows and not sent.read_rows:
+            return False
+        self.careful_until, self.in_read_rows = None, False
         self.records.clear()
         return True
 
@@ -105,7 +137,20 @@ class OneOrigin(Origins):
 
 def identity(event: Event, origin: Origin) -> Identity:
     """Return the identity of a record, which stays when it is encoded again."""
+    if _is_read(event, origin):
+        return event.topic, event.key or b"", 0, event.value is None
     return event.topic, origin.commit_lsn, event.seq, event.value is None
+
+
+def _is_read(event: Event, origin: Origin) -> bool:
+    """Tell whether a record is a row that a snapshot or a repair has read."""
+    return not origin.xid and bool(event.table)
+
+
+def may_be_known(event: Event, origin: Origin, prefix: str) -> bool:
+    """Tell whether a refused record may be a dead letter when it comes again, and is known then."""
+    again = event.key is not None or not _is_read(event, origin)
+    return again and may_be_dead(event, prefix)
 
 
 def may_be_dead(event: Event, prefix: str) -> bool:

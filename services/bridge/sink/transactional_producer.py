@@ -27,9 +27,11 @@ from services.bridge.sink.dead_letters import (
     Origins,
     RefusalLearned,
     Refused,
+    Sent,
     identity,
     letter,
     may_be_dead,
+    may_be_known,
     no_place,
     refusal,
 )
@@ -98,7 +100,7 @@ class TransactionalProducer:
         self._denied: dict[str, TopicRefused] = {}
         self._dead: Counter[tuple[str, str]] = Counter()
         self._culprits: list[tuple[Event, Origin, str]] = []
-        self._sent_until = 0
+        self._sent = Sent()
         self.open = False
         """Whether a transaction is open."""
         self.done = False
@@ -143,7 +145,7 @@ class TransactionalProducer:
         """
         self.begin()
         if origins is not None:
-            self._sent_until = max(self._sent_until, origins.last_lsn)
+            self._sent.add(events, origins)
         events, count = list(events), len(events)
         for since in range(0, count, _BATCH_EVENTS):
             if since:
@@ -205,7 +207,7 @@ class TransactionalProducer:
         self._commit_open(time.monotonic() + self._deadline_s)
         self._tell_dead_letters()
         if self._careful and not record.seq:
-            self.done = self._refused.passed(record.commit_lsn)
+            self.done = self._refused.passed(record.commit_lsn, self._sent)
 
     def _commit_open(self, deadline: float) -> None:
         asked = False
@@ -245,7 +247,7 @@ class TransactionalProducer:
         if not self.open:
             self._pair.poll()
             self.markers.require_told()
-            self._touched, self._counts = set(), {}
+            self._touched, self._counts, self._sent.read_rows = set(), {}, False
             self._pair.begin()
             self.open = True
 
@@ -345,10 +347,9 @@ class TransactionalProducer:
         Note in `Refused` what the next session must know.
         """
         error = self._reported(self._reason(error))
-        code = error.args[0].code()
-        refused = self._refused
+        code, refused = error.args[0].code(), self._refused
         for event, origin, reason in self._culprits:
-            if not self._dead_letters or not may_be_dead(event, self._prefix):
+            if not (self._dead_letters and may_be_known(event, origin, self._prefix)):
                 return refusal(event, origin, reason)
             refused.topics.add(event.topic)
             refused.records[identity(event, origin)] = reason
@@ -359,7 +360,7 @@ class TransactionalProducer:
             refused.topics |= self._ready.keys() - self._limits
         else:
             return kafka_error(error, operation, subject)
-        refused.careful_until = max(refused.careful_until or 0, self._sent_until)
+        refused.take_care(self._sent)
         return RefusalLearned(
             what,
             operation=operation,
