@@ -279,6 +279,7 @@ class _Opening:
         self, primary: Primary, topics: Topics, registry: SchemaRegistry | None, timeline: int
     ) -> _Encoding:
         shaping = Shaping(self._settings.shaping, self._prefix)
+        primary.warn_of_differences(self._settings.shaping)
         warn_of_unmatched(shaping, primary)
         encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
         relations = Relations(

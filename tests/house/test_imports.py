@@ -49,13 +49,13 @@ PURE = (
     "services.bridge.pgoutput.decoder",
     "services.bridge.pgoutput.errors",
     "services.bridge.sink.batch_queue",
-    "services.bridge.source.server_errors",
+    *("services.bridge.source.publication_drift", "services.bridge.source.server_errors"),
     "services.bridge.stagnation",
     *(
         f"services.bridge.doctor.{name}"
         for name in (
-            *("decoding", "examination", "facts", "finding", "retention", "snapshot_standby"),
-            *("tables", "topics"),
+            *("decoding", "examination", "facts", "finding", "publication", "retention"),
+            *("snapshot_standby", "tables", "topics"),
         )
     ),
     "services.bridge.pgoutput.pg_types",

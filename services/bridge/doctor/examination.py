@@ -5,12 +5,13 @@ from typing import Final
 from services.bridge.doctor.decoding import decoding
 from services.bridge.doctor.facts import Facts
 from services.bridge.doctor.finding import Finding, Severity
+from services.bridge.doctor.publication import publication
 from services.bridge.doctor.retention import retention
 from services.bridge.doctor.snapshot_standby import snapshot_standby
 from services.bridge.doctor.tables import tables
 from services.bridge.doctor.topics import topics
 
-RULES: Final = (decoding, retention, snapshot_standby, tables, topics)
+RULES: Final = (decoding, publication, retention, snapshot_standby, tables, topics)
 
 
 def examine(facts: Facts) -> list[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.bridge.sink.topic_requirements import Topic
+from services.bridge.source.publication_drift import PublicationDifference
 from services.postgres.slots import Slot, SlotStatistics
 
 
@@ -54,6 +55,8 @@ class Primary:
     publication: Publication | None
     tables: tuple[Table, ...]
     followers_without_slot: tuple[str, ...]
+    differences: tuple[PublicationDifference, ...] = ()
+    """Between the publication and the settings."""
 
     def number(self, name: str, default: int) -> int:
         """Return a setting as a number, `default` where the server does not have it."""

@@ -1,6 +1,7 @@
 """Read what `slotbridge doctor` examines: the primary, Kafka, and the bridge's own /metrics.
 
-Reads only: nothing is owned, fenced or made, so that it can run beside the bridge at any time.
+Reads only: nothing is owned, fenced or made, so that it can run beside the bridge at any time. To
+compare row filters, the server makes a temporary table in a transaction that is rolled back.
 """
 
 import time
@@ -35,6 +36,8 @@ from services.bridge.snapshot.standby import is_database_of
 from services.bridge.snapshot.standby_state import StandbyState, read_state, require_timeline
 from services.bridge.source.candidates import connect, find_primary
 from services.bridge.source.hosts import host_name, standby_conninfo
+from services.bridge.source.publication_drift import publication_differences
+from services.bridge.source.publication_reader import read_publication
 from services.bridge.source.server_errors import server_error
 from services.kafka.client import client_options, kafka_error, make_client
 from services.kafka.records import REQUEST_TIMEOUT_S
@@ -79,7 +82,9 @@ def gather(
     candidate = find_primary(source)
     with candidate.connection as connection:
         try:
-            primary = _primary(connection, candidate.server.version, source, settings.shaping)
+            primary = _primary(
+                connection, candidate.server.version, source, settings.shaping, unread
+            )
             sample = _sample(connection, source, settings.bridge, sample_s, unread)
         except psycopg.Error as error:
             message = " ".join((error.diag.message_primary or str(error)).split())
@@ -159,7 +164,11 @@ def _denied(connection: Connection, publication: str) -> tuple[str, ...]:
 
 
 def _primary(
-    connection: Connection, version: int, source: SourceSettings, shaping: ShapingSettings
+    connection: Connection,
+    version: int,
+    source: SourceSettings,
+    shaping: ShapingSettings,
+    unread: list[tuple[str, str]],
 ) -> Primary:
     naming = Naming("", shaping)
     published = published_columns(connection, source.publication)
@@ -176,6 +185,8 @@ def _primary(
         for schema, name, identity, key in rows
         if (schema, name) in published
     )
+    seen = read_publication(connection, source)
+    unread += (("row filters", f"{table}: {why}") for table, why in (seen.unjudged if seen else ()))
     return Primary(
         version=version,
         settings={name: found.value for name, found in read_settings(connection, SETTINGS).items()},
@@ -185,6 +196,7 @@ def _primary(
         publication=_publication(connection, source.publication),
         tables=tables,
         followers_without_slot=tuple(row[0] for row in connection.execute(_FOLLOWERS).fetchall()),
+        differences=() if seen is None else tuple(publication_differences(source, shaping, seen)),
     )
 
 

@@ -1,0 +1,234 @@
+"""How the publication differs from what `source` and `shaping` say. Pure.
+
+    source.tables              tables that it lacks, and that it has beyond them
+    source.row_filters         another condition
+    source.column_lists        other columns
+    source.replica_identity    another replica identity of a table or of its partitions
+    shaping.skip               operations that it does not publish, and that are not skipped
+
+Settings that are empty or unset say nothing of the publication, and are not judged.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from schemas.naming import schema_and_table, table_matches
+from schemas.settings import SourceSettings
+from schemas.shaping import ShapingSettings
+from services.postgres.publication_options import (
+    WHOLE,
+    ReplicaIdentity,
+    TableName,
+    TableOptions,
+)
+from services.postgres.publications import Members
+
+NAMES: Final = (
+    *("publication-lacks-tables", "publication-has-more-tables", "publication-row-filter"),
+    *("publication-column-list", "publication-lacks-operations", "table-identity-differs"),
+)
+"""The names of all differences."""
+_SHOWN_MAX: Final = 5
+_LETTERS: Final = {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
+_COMMAND: Final = "slotbridge publication (--dry-run shows the statements)"
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationDifference:
+    """One difference; `change`: the command, statement or setting that ends it."""
+
+    name: str
+    subject: str
+    evidence: str
+    consequence: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationSeen:
+    """The publication, and the server's view of what the settings want of it.
+
+    `tables`: all that are published. `unpublished`: operations that it leaves out. Of the tables in
+    source.tables, `there` exist, `options` are what they should have, `identities` what they have,
+    and `wrong` are the row filters that the server does not understand, with its reason.
+    `unjudged`: (subject, why).
+    """
+
+    name: str
+    members: Members
+    tables: frozenset[TableName]
+    unpublished: tuple[str, ...] = ()
+    there: frozenset[TableName] = frozenset()
+    options: Mapping[TableName, TableOptions] = field(default_factory=dict)
+    identities: Mapping[TableName, tuple[ReplicaIdentity, ...]] = field(default_factory=dict)
+    wrong: Mapping[TableName, str] = field(default_factory=dict)
+    unjudged: tuple[tuple[str, str], ...] = ()
+
+
+def publication_differences(
+    source: SourceSettings, shaping: ShapingSettings, seen: PublicationSeen
+) -> list[PublicationDifference]:
+    """Return every difference between the publication and the settings."""
+    return [
+        *_lacking(source, seen),
+        *_beyond(source, seen),
+        *_options(seen),
+        *_identities(source, seen),
+        *_operations(shaping, seen),
+    ]
+
+
+def has_table(members: Members, table: TableName) -> bool:
+    """Tell whether a publication contains a table, alone or with others."""
+    return members.all_tables or table[0] in members.schemas or table in members.tables
+
+
+def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    wanted = map(schema_and_table, source.tables)
+    lacking = sorted(table for table in wanted if not has_table(seen.members, table))
+    if not lacking:
+        return
+    missing = [table for table in lacking if table not in seen.there]
+    create = f"create {_names(missing)}, or correct source.tables; then: " if missing else ""
+    change = _COMMAND
+    if seen.members.schemas:
+        listed = ", ".join(_quoted(table) for table in lacking)
+        change = f"ALTER PUBLICATION {_quoted((seen.name,))} ADD TABLE {listed};"
+    yield PublicationDifference(
+        "publication-lacks-tables",
+        f"publication {seen.name}",
+        f"source.tables lists {_names(lacking)}, which it does not have"
+        + (f"; there is no table {_names(missing)}" if missing else ""),
+        "changes of these tables do not reach Kafka",
+        create + change,
+    )
+
+
+def _beyond(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    if not source.tables:
+        return
+    name = _quoted((seen.name,))
+    if seen.members.all_tables:
+        evidence = f"it is FOR ALL TABLES, source.tables lists {len(source.tables)}"
+        change = (
+            "it can't be narrowed: set source.tables: [] and choose tables by shaping.include; or "
+            "begin another slot, publication and topic prefix"
+        )
+    elif seen.members.schemas:
+        evidence = (
+            f"it has all tables of {', '.join(seen.members.schemas)}, source.tables lists "
+            f"{len(source.tables)} tables"
+        )
+        schemas = ", ".join(_quoted((schema,)) for schema in seen.members.schemas)
+        change = (
+            f"ALTER PUBLICATION {name} DROP TABLES IN SCHEMA {schemas}; and in the same "
+            "transaction ADD TABLE those of source.tables in them; or set source.tables: []"
+        )
+    else:
+        beyond = sorted(seen.members.tables.keys() - {*map(schema_and_table, source.tables)})
+        if not beyond:
+            return
+        evidence = f"it has {_names(beyond)}, which source.tables does not list"
+        change = f"{_COMMAND}; or add them to source.tables"
+    yield PublicationDifference(
+        "publication-has-more-tables",
+        f"publication {seen.name}",
+        evidence,
+        "changes of tables beyond source.tables reach Kafka, too, unless shaping leaves them out",
+        change,
+    )
+
+
+def _options(seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    for table, reason in sorted(seen.wrong.items()):
+        yield PublicationDifference(
+            "publication-row-filter",
+            ".".join(table),
+            f"source.row_filters has a condition that the server does not understand: {reason}",
+            "the publication filters rows by another condition, or by none",
+            "correct source.row_filters, then: " + _COMMAND,
+        )
+    for table, wanted in sorted(seen.options.items()):
+        found = seen.members.tables.get(table, WHOLE)
+        if wanted.row_filter != found.row_filter:
+            yield PublicationDifference(
+                "publication-row-filter",
+                ".".join(table),
+                f"the publication has {_condition(found)}, source.row_filters {_condition(wanted)}",
+                "the server sends other rows than the settings say",
+                _COMMAND,
+            )
+        if _listed(wanted) != _listed(found):
+            yield PublicationDifference(
+                "publication-column-list",
+                ".".join(table),
+                f"the publication sends {_columns(found)}, source.column_lists names "
+                f"{_columns(wanted)}",
+                "the server sends other columns than the settings say",
+                _COMMAND,
+            )
+
+
+def _identities(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    for table, identities in sorted(seen.identities.items()):
+        wanted = source.of_table(source.replica_identity, table)
+        others = [one for one in identities if wanted is not None and one.kind != wanted]
+        for one in others[:_SHOWN_MAX]:
+            yield PublicationDifference(
+                "table-identity-differs",
+                ".".join(one.table),
+                f"its REPLICA IDENTITY is {one.kind}, source.replica_identity says {wanted}",
+                "updates and deletes tell other columns of the old row than the settings say",
+                f"{_COMMAND}; or correct source.replica_identity",
+            )
+
+
+def _operations(shaping: ShapingSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    lacking = [
+        operation
+        for operation in seen.unpublished
+        if not all(_skips(shaping, table, _LETTERS[operation]) for table in seen.tables)
+    ]
+    if not lacking:
+        return
+    sent = [operation for operation in _LETTERS if operation not in seen.unpublished]
+    letters = ", ".join(_LETTERS[operation] for operation in lacking)
+    all_of_them = ", ".join(name for name in _LETTERS if name in sent or name in lacking)
+    yield PublicationDifference(
+        "publication-lacks-operations",
+        f"publication {seen.name}",
+        f"publish = '{', '.join(sent)}', and shaping.skip does not name the others for all tables",
+        f"rows in Kafka stay as they are at {', '.join(name.upper() for name in lacking)}",
+        f"ALTER PUBLICATION {_quoted((seen.name,))} SET (publish = '{all_of_them}'); or, where "
+        f'they are not wanted, shaping.skip: {{"*.*": [{letters}]}}',
+    )
+
+
+def _skips(shaping: ShapingSettings, table: TableName, letter: str) -> bool:
+    return any(
+        letter in operations and table_matches(pattern, *table)
+        for pattern, operations in shaping.skip.items()
+    )
+
+
+def _condition(options: TableOptions) -> str:
+    return f"the row filter {options.row_filter}" if options.row_filter else "no row filter"
+
+
+def _listed(options: TableOptions) -> frozenset[str] | None:
+    return None if options.columns is None else frozenset(options.columns)
+
+
+def _columns(options: TableOptions) -> str:
+    return "all columns" if options.columns is None else ", ".join(options.columns)
+
+
+def _names(tables: list[TableName]) -> str:
+    shown = ", ".join(".".join(table) for table in tables[:_SHOWN_MAX])
+    beyond = len(tables) - _SHOWN_MAX
+    return f"{shown} and {beyond} more" if beyond > 0 else shown
+
+
+def _quoted(parts: tuple[str, ...]) -> str:
+    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)

@@ -1,0 +1,116 @@
+"""Reads what `publication_drift` compares with the settings.
+
+Nobody is waited for: all is read from the catalogs, apart from row filters, for which the server
+writes the wanted one in a transaction that is rolled back, with a lock time-out. What can't be read
+is not judged.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, LiteralString
+
+import psycopg
+import structlog
+
+from schemas.errors import SettingsError, SetupError
+from schemas.naming import schema_and_table
+from schemas.settings import SourceSettings
+from schemas.shaping import ShapingSettings
+from services.bridge.source.publication_drift import (
+    PublicationSeen,
+    has_table,
+    publication_differences,
+)
+from services.bridge.source.table_options import wanted_options
+from services.postgres.publication_options import (
+    TableName,
+    TableOptions,
+    replica_identities,
+)
+from services.postgres.publications import (
+    members,
+    published_columns,
+    table_facts,
+    unpublished_changes,
+)
+from services.postgres.server import Connection
+
+logger = structlog.get_logger(__name__)
+
+_LOCK_TIMEOUT: Final[LiteralString] = "SET LOCAL lock_timeout = '500ms'"
+_UNJUDGED_MAX: Final = 3
+"""The number of tables that could not be read, after which no other is waited for."""
+
+
+def read_publication(connection: Connection, source: SourceSettings) -> PublicationSeen | None:
+    """Read the publication, and what the server makes of the settings; None without one."""
+    found = members(connection, source.publication)
+    if found is None:
+        return None
+    listed = [schema_and_table(table) for table in source.tables]
+    there = frozenset(table_facts(connection, listed))
+    judged = sorted(table for table in there if has_table(found, table))
+    identified = [table for table in judged if source.of_table(source.replica_identity, table)]
+    options, wrong, unjudged = _options(connection, source, judged, found.tables)
+    return PublicationSeen(
+        source.publication,
+        found,
+        tables=frozenset(published_columns(connection, source.publication)),
+        unpublished=unpublished_changes(connection, source.publication) or (),
+        there=there,
+        options=options,
+        identities=replica_identities(connection, source.publication, identified),
+        wrong=wrong,
+        unjudged=tuple(unjudged),
+    )
+
+
+def _options(
+    connection: Connection,
+    source: SourceSettings,
+    tables: Iterable[TableName],
+    found: Mapping[TableName, TableOptions],
+) -> tuple[dict[TableName, TableOptions], dict[TableName, str], list[tuple[str, str]]]:
+    """Return the wanted options of tables, the reasons of wrong filters, and what is unjudged."""
+    options: dict[TableName, TableOptions] = {}
+    wrong: dict[TableName, str] = {}
+    unjudged: list[tuple[str, str]] = []
+    if source.row_filters is None and source.column_lists is None:
+        return options, wrong, unjudged
+    for table in tables:
+        if len(unjudged) >= _UNJUDGED_MAX:
+            unjudged.append((".".join(table), "not asked: others could not be read either"))
+            continue
+        try:
+            with connection.transaction(force_rollback=True):  # a commit could wait for the bridge
+                connection.execute(_LOCK_TIMEOUT)
+                options |= wanted_options(connection, source, [table], found)
+        except SettingsError as error:
+            wrong[table] = error.message
+        except SetupError as error:
+            unjudged.append((".".join(table), f"{error.message}; {error.hint}"))
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            reason = error.diag.message_primary or str(error)
+            unjudged.append((".".join(table), f"the row filter can't be compared: {reason}"))
+    return options, wrong, unjudged
+
+
+def warn_of_differences(
+    connection: Connection, source: SourceSettings, shaping: ShapingSettings
+) -> None:
+    """Log each difference between the publication and the settings."""
+    seen = read_publication(connection, source)
+    if seen is None:
+        return
+    for one in publication_differences(source, shaping, seen):
+        logger.warning(
+            "the publication differs from the settings",
+            finding=one.name,
+            subject=one.subject,
+            seen=one.evidence,
+            consequence=one.consequence,
+            hint=one.change,
+        )
+    for subject, why in seen.unjudged:
+        logger.info("not judged: the publication's row filter", table=subject, reason=why)
