@@ -236,7 +236,7 @@ class ProgressRecord(_Contract):
     `origin_lsn`: the replication origin was durably there, 0: not known; `wal_lsn`: the commit that
     moved it there ends here or before.
     `publication`, `publication_oid`, `source_origin`: what the events were selected by.
-    `placement`: digests of the settings that place rows.
+    `placement`: digests of the settings that place rows, and of the expressions.
     """
 
     slot: str

@@ -1,5 +1,6 @@
 """The commands that connect to nothing: `init`, `check-config`, `schema`, and what is shipped."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from schemas.errors import SettingsError
 from schemas.settings import Settings, load_settings
+from services.bridge.events.shaping.tables import Shaping
 from services.bridge.source.hosts import host_name, single_hosts, standby_conninfo
 from services.runtime.access import read_token
 from services.runtime.process import exit_codes
@@ -68,10 +70,13 @@ def check_config(
 ) -> None:
     """Check the configuration file: keys, values, token files. Connects to no server.
 
+    Expressions are parsed; `slotbridge doctor` tells whether they fit their tables.
+
     Exit codes: 0 the file is right; 2 something in it is wrong.
     """
     with exit_codes():
         settings = load_settings(config)
+        judged = _parse_expressions(settings)
         bridge, watch = settings.bridge, settings.failover.watch if settings.failover else None
         read_token(bridge.token, bridge.token_file, section="bridge")
         if watch is not None:
@@ -81,7 +86,16 @@ def check_config(
             typer.echo(f"{name:<9} {there:<9}  needed by {commands}")
         for advice in _advice(settings):
             typer.echo(f"note: {advice}")
-        typer.echo("not judged: whether servers answer, roles, topics, server settings")
+        typer.echo("not judged: whether servers answer, roles, topics, server settings, " + judged)
+
+
+def _parse_expressions(settings: Settings) -> str:
+    """Raise SettingsError for an expression that is not CEL; return what of them is not judged."""
+    used = settings.shaping.filters or settings.shaping.computed
+    if used and find_spec("cel_expr_python") is None:
+        return "expressions (they need slotbridge[expressions])"
+    Shaping(settings.shaping, "")
+    return "whether expressions fit their tables (slotbridge doctor)"
 
 
 def _advice(settings: Settings) -> list[str]:

@@ -202,7 +202,8 @@ def test_a_table_that_somebody_has_locked_is_not_judged_and_not_waited_for(
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE a (id int PRIMARY KEY)")
-        bridge = new_bridge(conninfo, tables=("public.a",))
+        expressions = {"filters": {"public.a": "id > 2"}}
+        bridge = new_bridge(conninfo, tables=("public.a",), shaping=expressions)
         settings(bridge, row_filters={"public.a": "id > 5"})
         bridge.start().streaming()
         assert bridge.stop() == 0, bridge.output
@@ -210,9 +211,19 @@ def test_a_table_that_somebody_has_locked_is_not_judged_and_not_waited_for(
             connection.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
             examined = Examined(bridge)
             unjudged = [one["why"] for one in examined.document["not_judged"]]
-            assert any("public.a: the row filter can't be compared" in why for why in unjudged)
+            assert "somebody has locked a published table" in unjudged
             bridge.start().streaming()
-        assert "not judged: the publication's row filter" in bridge.output
+            assert bridge.stop() == 0, bridge.output
+        assert "not judged: the publication, as somebody has locked a table" in bridge.output
+        assert bridge.output.count("not judged: whether expressions fit") == 1
         assert TOLD not in bridge.output
-        settings(bridge, row_filters={"public.a": "nowhere > 5"})
+        connection.execute("CREATE TABLE b (id int PRIMARY KEY)")
+        connection.execute(f"ALTER PUBLICATION {bridge.publication} ADD TABLE b".encode())
+        wanted = {"public.a": "id > 5", "public.b": "id > 5"}
+        settings(bridge, tables=["public.a", "public.b"], row_filters=wanted)
+        with connection.transaction():  # the publication has no filter of b, which opens it
+            connection.execute("LOCK TABLE b IN ACCESS EXCLUSIVE MODE")
+            unjudged = [one["why"] for one in Examined(bridge).document["not_judged"]]
+        assert any("public.b: the row filter can't be compared" in why for why in unjudged)
+        settings(bridge, tables=["public.a"], row_filters={"public.a": "nowhere > 5"})
         assert "nowhere" in differing(bridge)["publication-row-filter"]["evidence"]

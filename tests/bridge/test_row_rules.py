@@ -1,6 +1,8 @@
 """Filters and computed columns: what expressions see, and what becomes of changes."""
 
+import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import BadInput, ExitCode, SettingsError
+from schemas.kafka import KafkaSettings
+from schemas.settings import BridgeSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.events.description import Described
 from services.bridge.events.envelope import Envelope
@@ -31,6 +35,8 @@ from services.bridge.pgoutput.messages import (
 )
 from services.bridge.pgoutput.pg_types import TYPE_NAMES
 from services.bridge.progress.ledger import Position
+from services.bridge.recovery.expressions import require_fitting, unfit
+from services.bridge.recovery.placement import changed, placement_of
 from services.bridge.transactions.assembler import Assembler
 
 NOW_US = 1_700_000_000_000_000
@@ -44,6 +50,11 @@ def relation(identity: str = "f", **columns: str) -> Relation:
         for number, (name, kind) in enumerate(columns.items())
     )
     return Relation(7, "public", "t", identity, named)
+
+
+def whole(found: Relation) -> Relation:
+    """As the server describes a table with REPLICA IDENTITY FULL."""
+    return replace(found, columns=tuple(replace(one, key=True) for one in found.columns))
 
 
 T = relation(id="int4", n="int4", s="text")
@@ -358,7 +369,7 @@ def test_expressions_see_what_is_neither_masked_nor_left_out() -> None:
     ("settings", "message"),
     [
         ({"filters": {"*.*": "n >"}}, "Syntax error"),
-        ({"filters": {"*.*": "missing > 1"}}, "undeclared reference to 'missing'"),
+        ({"filters": {"*.*": "missing > 1"}}, "the table does not have a column missing"),
         ({"filters": {"*.*": "n > 'a'"}}, "no matching overload"),
         ({"filters": {"*.*": "n + 1"}}, "its type is int, not bool"),
         ({"computed": {"*.*": {"x": "[n]"}}}, "which no column has"),
@@ -379,6 +390,60 @@ def test_an_expression_that_does_not_fit_is_refused(settings: dict[str, Any], me
     with pytest.raises(SettingsError, match=message) as caught:
         events(settings, Insert(table, given))
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("staus == 'x'", "does not have a column staus", "did you mean status?"),
+        ("row.staus == 'x'", "does not have a column staus", "did you mean status?"),
+        ("STATUS == 'x'", "does not have a column STATUS", "did you mean status?"),
+        ("stat.us == 'x'", "does not have a column stat", "did you mean status?"),
+        ("zzz == 'x'", "does not have a column zzz", "correct shaping.filters.*.*"),
+        ("status > 2", "in expressions status is string", "correct shaping.filters.*.*"),
+        ("sizee(status) > 1", "undeclared reference to 'sizee'", "correct shaping.filters.*.*"),
+        ("status.foo()", "undeclared reference to 'foo'", "correct shaping.filters.*.*"),
+    ],
+)
+def test_an_error_names_expression_table_column_and_near_names(
+    text: str, message: str, hint: str
+) -> None:
+    shaping = Shaping(ShapingSettings(filters={"*.*": text}), "bank")
+    with pytest.raises(SettingsError) as caught:
+        shaping.check_expressions(whole(relation(status="text")))
+    error = caught.value
+    assert text in error.message and "public.t" in error.message and message in error.message
+    assert error.subject == "shaping.filters.*.*"
+    assert error.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({"filters": {"public.t": "n > 2"}}, True),
+        ({"filters": {"other.*": "zzz > 2"}}, True),
+        ({"filters": {"public.t": "zzz > 2"}, "exclude": ["public.t"]}, True),
+        ({"filters": {"public.t": "zzz > 2"}}, False),
+        ({"computed": {"public.t": {"x": "zzz"}}}, False),
+        ({"computed": {"public.t": {"n": "s"}}}, False),
+        ({"computed": {"public.t": {"n": "s"}}, "columns": {"*.*": {"exclude": ["n"]}}}, True),
+    ],
+)
+def test_new_expressions_that_do_not_fit_are_refused_and_known_ones_told(
+    settings: dict[str, Any], fits: bool
+) -> None:
+    given = ShapingSettings.model_validate(settings)
+    shaping = Shaping(given, "bank")
+    kafka = KafkaSettings(bootstrap_servers="b", topic_prefix="bank")
+    now = placement_of(given, BridgeSettings(), kafka)
+    other = placement_of(ShapingSettings(filters={"*.*": "true"}), BridgeSettings(), kafka)
+    assert bool([*unfit(shaping, [whole(T)])]) is not fits
+    for known in (now, {}):  # {}: of an older release
+        require_fitting(shaping, [whole(T)], known, now)
+    for then in (None, other):
+        with contextlib.nullcontext() if fits else pytest.raises(SettingsError):
+            require_fitting(shaping, [whole(T)], then, now)
+    assert changed(other, now) == []
 
 
 def test_a_row_that_an_expression_fails_on_stops_or_is_a_dead_letter() -> None:

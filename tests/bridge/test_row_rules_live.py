@@ -14,6 +14,7 @@ from tests.bridge.consumer_folds import fold
 from tests.bridge.recover_process import drop_slot, recovered
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import INITIAL, Changes, read_all
+from tests.bridge.test_doctor import Examined
 from tests.providers.interface import Provider
 
 SHAPING: dict[str, Any] = {
@@ -153,8 +154,43 @@ def test_an_expression_that_the_bridge_can_not_use_ends_it(
     assert "Syntax error" in bridge.output.splitlines()[-1]
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
-        bridge = new_bridge(conninfo, shaping={"filters": {"public.t": "n > 2"}})
+        bridge = new_bridge(conninfo, shaping={"filters": {"public.t": "n > 2"}}).start()
+        assert bridge.exit_code() == ExitCode.SETTINGS, "without a change of the table"
+        assert "REPLICA IDENTITY FULL" in bridge.output.splitlines()[-1]
+        bridge = new_bridge(conninfo, shaping={"filters": {"public.t*": "notes == 'n1'"}})
+        (finding,) = [
+            one for one in Examined(bridge).findings if one["name"] == "expression-does-not-fit"
+        ]
+        assert "does not have a column notes" in finding["evidence"]
+        assert finding["change"].startswith("did you mean note?")
+        bridge.start()
+        assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
+        for part in ("notes == 'n1'", "public.t:", "a column notes", "did you mean note?"):
+            assert part in bridge.output.splitlines()[-1]
+        row = connection.execute(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", [bridge.slot]
+        ).fetchone()
+        assert row == (0,), "a refused first start makes no slot"
+
+
+def test_a_known_expression_goes_on_up_to_the_first_change_that_it_does_not_fit(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """A column is renamed behind changes that the bridge has yet to read, and corrects nothing."""
+    bridge = new_bridge(conninfo, shaping={"filters": {"public.t": "n > 2"}})
+    with psycopg.connect(conninfo, autocommit=True) as connection:
         bridge.start().streaming()
-        connection.execute("INSERT INTO t VALUES (1000, 'x', 9)")
-    assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
-    assert "REPLICA IDENTITY FULL" in bridge.output.splitlines()[-1]
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        connection.execute("INSERT INTO t VALUES (1000, 'n', 9)")
+        connection.execute("ALTER TABLE t RENAME n TO amount")
+        bridge.start().streaming().caught_up()
+        assert "an expression does not fit its table any more" in bridge.output
+        assert [event["after"]["id"] for event in bridge.events("t")][-1] == 1000
+        connection.execute("INSERT INTO t VALUES (1001, 'n', 9)")
+        assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
+        assert "a column n" in bridge.output.splitlines()[-1]
+        corrected = new_bridge(conninfo, shaping={"filters": {"public.t": "amount > 2"}})
+        corrected.start().streaming().caught_up()
+        assert corrected.stop() == 0, corrected.output
+    assert [event["after"]["id"] for event in corrected.events("t")][-1] == 1001

@@ -41,6 +41,16 @@ def test_init_writes_a_file_that_check_config_accepts(
     assert "not judged: whether servers answer" in told
 
 
+def test_check_config_parses_expressions(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("shaping: {filters: {public.t: 'n >'}}")
+    code, told = slotbridge("check-config", "--config", file)
+    assert (code, "Syntax error" in told) == (ExitCode.SETTINGS, True)
+    file.write_text("shaping: {filters: {public.t: 'n > 2'}}")
+    code, told = slotbridge("check-config", "--config", file)
+    assert (code, "whether expressions fit their tables" in told) == (ExitCode.OK, True)
+
+
 def test_init_keeps_a_file_that_exists(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("mine")

@@ -9,6 +9,7 @@ Facts ── primary: Primary      settings, slots, statistics, published tables
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schemas.errors import SettingsError
 from services.bridge.sink.topic_requirements import Topic
 from services.bridge.source.publication_drift import PublicationDifference
 from services.postgres.slots import Slot, SlotStatistics
@@ -57,6 +58,8 @@ class Primary:
     followers_without_slot: tuple[str, ...]
     differences: tuple[PublicationDifference, ...] = ()
     """Between the publication and the settings."""
+    unfit: tuple[SettingsError, ...] = ()
+    """Of expressions in `shaping` that do not fit a published table."""
 
     def number(self, name: str, default: int) -> int:
         """Return a setting as a number, `default` where the server does not have it."""

@@ -13,7 +13,7 @@ import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from schemas.errors import SetupError, SlotbridgeError
+from schemas.errors import SettingsError, SetupError, SlotbridgeError
 from schemas.naming import Naming, table_matches
 from schemas.settings import BridgeSettings, KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
@@ -27,21 +27,28 @@ from services.bridge.doctor.facts import (
     SnapshotStandby,
     Table,
 )
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.recovery.expressions import unfit
 from services.bridge.sink.options import MESSAGE_BYTES_MAX
 from services.bridge.sink.topic_configs import Configs
 from services.bridge.sink.topic_requirements import Topic
 from services.bridge.sink.topics import Topics
-from services.bridge.snapshot.row_reader import NotNow
+from services.bridge.snapshot.row_reader import NotNow, shape_of
 from services.bridge.snapshot.standby import is_database_of
 from services.bridge.snapshot.standby_state import StandbyState, read_state, require_timeline
 from services.bridge.source.candidates import connect, find_primary
 from services.bridge.source.hosts import host_name, standby_conninfo
-from services.bridge.source.publication_drift import publication_differences
-from services.bridge.source.publication_reader import read_publication
+from services.bridge.source.publication_drift import (
+    PublicationDifference,
+    PublicationSeen,
+    publication_differences,
+)
+from services.bridge.source.publication_reader import read_publication, without_waiting
 from services.bridge.source.server_errors import server_error
 from services.kafka.client import client_options, kafka_error, make_client
 from services.kafka.records import REQUEST_TIMEOUT_S
 from services.postgres.publications import published_columns
+from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.server import Connection, Server, read_settings, setting, written_lsn
 from services.postgres.slots import read_slot_statistics, read_slots
 
@@ -185,8 +192,7 @@ def _primary(
         for schema, name, identity, key in rows
         if (schema, name) in published
     )
-    seen = read_publication(connection, source)
-    unread += (("row filters", f"{table}: {why}") for table, why in (seen.unjudged if seen else ()))
+    drift, unfitting = _against_settings(connection, source, shaping, unread)
     return Primary(
         version=version,
         settings={name: found.value for name, found in read_settings(connection, SETTINGS).items()},
@@ -196,7 +202,40 @@ def _primary(
         publication=_publication(connection, source.publication),
         tables=tables,
         followers_without_slot=tuple(row[0] for row in connection.execute(_FOLLOWERS).fetchall()),
-        differences=() if seen is None else tuple(publication_differences(source, shaping, seen)),
+        differences=drift,
+        unfit=unfitting,
+    )
+
+
+def _against_settings(
+    connection: Connection,
+    source: SourceSettings,
+    settings: ShapingSettings,
+    unread: list[tuple[str, str]],
+) -> tuple[tuple[PublicationDifference, ...], tuple[SettingsError, ...]]:
+    """Compare publication and tables with the settings: differences, expressions that do not fit.
+
+    Add to `unread` what somebody's lock on a table hides.
+    """
+    shaping = Shaping(settings, "")
+
+    def read(connection: Connection) -> tuple[PublicationSeen | None, list[PublishedTable]]:
+        seen = read_publication(connection, source)
+        tables = published_tables(connection, source.publication) if shaping.has_expressions else []
+        return seen, tables
+
+    found = without_waiting(connection, read)
+    if found is None:
+        unread.append(("the publication", "somebody has locked a published table"))
+        return (), ()
+    seen, tables = found
+    if seen is None:
+        return (), ()
+    unread += (("row filters", f"{table}: {why}") for table, why in seen.unjudged)
+    relations = (shape_of(table).relation for table in tables)
+    return (
+        tuple(publication_differences(source, settings, seen)),
+        tuple(unfit(shaping, relations)),
     )
 
 

@@ -1,4 +1,4 @@
-"""The publication against the settings: tables, row filters, columns, operations. Pure."""
+"""The publication and its tables against the settings. Pure."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,17 @@ from services.bridge.doctor.finding import Finding, Severity
 
 
 def publication(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for each difference between the publication and the settings."""
+    """Yield a finding for each difference, and for each expression that does not fit a table."""
     for one in facts.primary.differences:
         yield Finding(
             one.name, Severity.WARNING, one.subject, one.evidence, one.consequence, one.change
+        )
+    for error in facts.primary.unfit:
+        yield Finding(
+            "expression-does-not-fit",
+            Severity.CRITICAL,
+            error.subject,
+            error.message,
+            "the bridge does not start with it, or stops at the table's next change (exit code 2)",
+            error.hint,
         )

@@ -18,13 +18,18 @@ from services.bridge.events.formats.table_format import encoders_for
 
 logger = structlog.get_logger(__name__)
 
+EXPRESSIONS: Final = "shaping.filters and computed"
+"""The one digest of settings that do not place rows: see `recovery.expressions`."""
 _DIGITS: Final = 16
 
 
 def placement_of(
     shaping: ShapingSettings, values: ValueSettings, kafka: KafkaSettings
 ) -> dict[str, str]:
-    """Return a digest of each group of settings that decides on the place of rows."""
+    """Return a digest of each group of settings that decides on the place of rows.
+
+    And one of the expressions.
+    """
     salt = shaping.salt.get_secret_value()
     hashed = {
         tables: sorted(column for column, mask in masks.items() if mask.hash)
@@ -40,12 +45,17 @@ def placement_of(
         ),
         "shaping.outbox": _digest(outbox),
         "the forms of values in keys": _digest([forms, encoders_for(kafka).__name__]),
+        EXPRESSIONS: _digest([shaping.filters, shaping.computed]),
     }
 
 
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the groups of settings that are known of both times, and differ."""
-    return [name for name, digest in now.items() if then.get(name, digest) != digest]
+    return [
+        name
+        for name, digest in now.items()
+        if name != EXPRESSIONS and then.get(name, digest) != digest
+    ]
 
 
 def tell_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None:

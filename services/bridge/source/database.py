@@ -16,14 +16,13 @@ from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
-from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.pgoutput.type_names import PgType
 from services.bridge.progress.consistency import Selection
 from services.bridge.progress.errors import publication_gone
 from services.bridge.source.awaited_commits import require_no_waiting_commits
 from services.bridge.source.candidates import find_primary
-from services.bridge.source.publication_reader import warn_of_differences
+from services.bridge.source.publication_reader import Answer, Question, without_waiting
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
 from services.bridge.source.server_errors import connect_error, server_error
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
@@ -322,10 +321,10 @@ class Primary:
         with self._statement("read the state of replication"):
             return slots.withheld_by(self._connection, walsender_name(self._settings.slot))
 
-    def warn_of_differences(self, shaping: ShapingSettings) -> None:
-        """Log how the publication differs from the settings."""
-        with self._statement("compare the publication with the settings"):
-            warn_of_differences(self._connection, self._settings, shaping)
+    def ask(self, operation: str, question: Question[Answer]) -> Answer | None:
+        """Return the answer to a question, None where somebody has locked a table it needs."""
+        with self._statement(operation):
+            return without_waiting(self._connection, question)
 
     def _ensure_publication(self) -> None:
         name = self._settings.publication

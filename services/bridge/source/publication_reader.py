@@ -1,12 +1,12 @@
 """Reads what `publication_drift` compares with the settings.
 
-Nobody is waited for: all is read from the catalogs, apart from row filters, for which the server
-writes the wanted one in a transaction that is rolled back, with a lock time-out. What can't be read
-is not judged.
+The server opens tables to write their row filters (pg_get_expr, and a temporary table for a wanted
+one). Who has locked a table may wait for the bridge (synchronous_standby_names), so that all is
+asked by `without_waiting`. What can't be read is not judged.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final, LiteralString
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
 
 import psycopg
 import structlog
@@ -36,9 +36,23 @@ from services.postgres.server import Connection
 
 logger = structlog.get_logger(__name__)
 
-_LOCK_TIMEOUT: Final[LiteralString] = "SET LOCAL lock_timeout = '500ms'"
+Answer = TypeVar("Answer")
+Question = Callable[[Connection], Answer]
 _UNJUDGED_MAX: Final = 3
 """The number of tables that could not be read, after which no other is waited for."""
+
+
+def without_waiting(connection: Connection, question: Question[Answer]) -> Answer | None:
+    """Return the answer to a question; None where somebody has locked a table that it needs.
+
+    The transaction is rolled back: its commit, too, could wait for the bridge.
+    """
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute("SET LOCAL lock_timeout = '500ms'")
+            return question(connection)
+    except psycopg.errors.LockNotAvailable:
+        return None
 
 
 def read_publication(connection: Connection, source: SourceSettings) -> PublicationSeen | None:
@@ -81,8 +95,7 @@ def _options(
             unjudged.append((".".join(table), "not asked: others could not be read either"))
             continue
         try:
-            with connection.transaction(force_rollback=True):  # a commit could wait for the bridge
-                connection.execute(_LOCK_TIMEOUT)
+            with connection.transaction():
                 options |= wanted_options(connection, source, [table], found)
         except SettingsError as error:
             wrong[table] = error.message
@@ -98,11 +111,14 @@ def _options(
 
 def warn_of_differences(
     connection: Connection, source: SourceSettings, shaping: ShapingSettings
-) -> None:
-    """Log each difference between the publication and the settings."""
+) -> bool:
+    """Log each difference between the publication and the settings; return True.
+
+    Ask it by `without_waiting`, which returns None where the publication can't be read.
+    """
     seen = read_publication(connection, source)
     if seen is None:
-        return
+        return True
     for one in publication_differences(source, shaping, seen):
         logger.warning(
             "the publication differs from the settings",
@@ -114,3 +130,4 @@ def warn_of_differences(
         )
     for subject, why in seen.unjudged:
         logger.info("not judged: the publication's row filter", table=subject, reason=why)
+    return True

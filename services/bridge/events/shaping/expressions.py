@@ -14,6 +14,7 @@ tell which of the two a failure is. So a row that fails is evaluated again with 
 its NULLs: a type that is still wrong then is that of a value in its JSON.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -92,6 +93,18 @@ def _written_text(value: str) -> bytes:
     return value.encode("utf-8")
 
 
+_TYPES: Final = {
+    **{
+        f"google.protobuf.{name}": said
+        for name, said in (
+            *(("BoolValue", "bool"), ("Int64Value", "int"), ("DoubleValue", "double")),
+            *(("StringValue", "string"), ("BytesValue", "bytes"), ("Timestamp", "timestamp")),
+        )
+    },
+    "dyn": "of any type",
+}
+"""How the documentation names the types that are declared to CEL."""
+_UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)' \(in container ''\)")
 _RESULTS: Final = {
     "BOOL": Result(16, lambda value: b"t" if value else b"f"),
     "INT": Result(20, lambda value: b"%d" % value),
@@ -121,7 +134,11 @@ class Expression:
         self.key = key
         self._table = f"{relation.schema}.{relation.table}"
         kinds = {c.name: _kind_of(c.type_oid) for c in relation.columns if _named(text, c.name)}
-        self.type, used = _checked(text, tuple(kinds.items()), key, self._table)
+        try:
+            self.type, used = _checked(text, tuple(kinds.items()), key, self._table)
+        except SettingsError as error:
+            _name_unknown(error, text, [column.name for column in relation.columns])
+            raise
         self.uses = [n for n, column in enumerate(relation.columns) if column.name in used]
         names = [relation.columns[index].name for index in self.uses]
         self._columns = [
@@ -252,7 +269,7 @@ def _checked(
         expression = _environment(tuple(declared.items())).compile(text, disable_check=not table)
         used = {column for column, _ in kinds if not _stands_without(text, declared, column)}
     except RuntimeError as error:
-        raise _wrong(text, key, table, _reason(error)) from None
+        raise _wrong(text, key, table, _with_types(_reason(error), kinds)) from None
     return (expression.return_type().name() if table else ""), frozenset(used)
 
 
@@ -303,6 +320,29 @@ def _reason(error: RuntimeError) -> str:
     """Return the first line of CEL's message, without its own error code."""
     lines = [line for line in str(error).splitlines() if "ERROR:" in line] or [str(error)]
     return lines[0].split("ERROR:")[-1].strip().removeprefix("<input>:").strip()
+
+
+def _with_types(reason: str, kinds: tuple[tuple[str, _Kind], ...]) -> str:
+    """Add to the reason of a wrong type which type each named column has in expressions."""
+    if not kinds or "no matching overload" not in reason:
+        return reason
+    types = ", ".join(f"{column} is {_TYPES[kind.declared]}" for column, kind in kinds)
+    return f"{reason}; in expressions {types}"
+
+
+def _name_unknown(error: SettingsError, text: str, columns: Sequence[str]) -> None:
+    """Say in the error of an unknown name that it is not a column, and which ones are near."""
+    found = _UNDECLARED.search(error.message)
+    if found is None or re.search(rf"(?<![\w.]){re.escape(found[1])}\s*\(", text):
+        return  # of a function
+    name = found[1].removeprefix("row.").partition(".")[0]
+    if name in columns or re.search(rf"\.{re.escape(name)}\s*\(", text):
+        return
+    lowered = {column.lower(): column for column in columns}
+    near = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, n=3)]
+    error.message = error.message.replace(found[0], f"the table does not have a column {name}")
+    if near:
+        error.hint = f"did you mean {' or '.join(near)}? {error.hint}"
 
 
 def _wrong(text: str, key: str, table: str, reason: str) -> SettingsError:

@@ -102,21 +102,12 @@ class Shaping:
         if not self.naming.included(schema, table):
             return TableShaping(relation, TableTopic("", False), skipped=_ALL)
         outbox = self._settings.outbox
-        skipped = frozenset(
-            operation
-            for pattern, operations in self._settings.skip.items()
-            if table_matches(pattern, schema, table)
-            for operation in operations
-        )
+        skipped = self._skipped(schema, table)
         if outbox is not None and self.naming.has_outbox(schema, table):
             reader = OutboxTable(outbox, self.naming, relation)
             self._check_outbox(relation)
             return TableShaping(relation, TableTopic("", False), skipped=skipped, outbox=reader)
-        kept = tuple(
-            source_index
-            for source_index, column in enumerate(relation.columns)
-            if self._column_included(schema, table, column.name)
-        )
+        kept = self._kept(relation)
         rules = self._rules(relation, None if {"u", "d"} <= skipped else identity)
         if rules is not None:
             relation, kept = _with_computed(relation, kept, rules.columns)
@@ -147,6 +138,44 @@ class Shaping:
                 if column.name not in masks
                 and (rule := self.naming.large_values(schema, table, column.name)) is not None
             },
+        )
+
+    def check_expressions(self, relation: Relation) -> None:
+        """Raise SettingsError where a filter or computed column does not fit the relation.
+
+        `relation`: as the server describes it.
+        """
+        schema, table = relation.schema, relation.table
+        if not self.naming.included(schema, table):
+            return
+        if self.naming.has_outbox(schema, table):
+            self._check_outbox(relation)
+            return
+        identity = [column.name for column in relation.columns if column.key]
+        skipped = self._skipped(schema, table)
+        rules = self._rules(relation, None if {"u", "d"} <= skipped else identity)
+        if rules is not None:
+            _with_computed(relation, self._kept(relation), rules.columns)
+
+    @property
+    def has_expressions(self) -> bool:
+        """Whether the settings have filters or computed columns."""
+        return bool(self._settings.filters or self._settings.computed)
+
+    def _skipped(self, schema: str, table: str) -> frozenset[str]:
+        return frozenset(
+            operation
+            for pattern, operations in self._settings.skip.items()
+            if table_matches(pattern, schema, table)
+            for operation in operations
+        )
+
+    def _kept(self, relation: Relation) -> tuple[int, ...]:
+        """Return the indexes of the columns that are published."""
+        return tuple(
+            source_index
+            for source_index, column in enumerate(relation.columns)
+            if self._column_included(relation.schema, relation.table, column.name)
         )
 
     def _rules(self, relation: Relation, identity: Collection[str] | None) -> RowRules | None:
