@@ -37,6 +37,7 @@ LSN, OID, TIME_US = 5_000, 7, 1_700_000_000_000_000
 MODES = ("binary", "structured")
 SHAPED: dict[str, dict[str, Any]] = {
     "a filter": {"filters": {"*.*": "note != 'nobody'"}},
+    "a column for the partition": {"partition_by": {"*.*": ["owner"]}},
     "a computed column": {"computed": {"*.*": {"shout": "note + '!'"}}},
     "an annotation": {"annotations": {"message_prefix": "audit"}},
 }

@@ -19,7 +19,7 @@ class TopicSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     partitions: int | None = Field(None, ge=1, le=10_000)
-    """Partitions of each of these topics; 1 keeps a table without a key in order."""
+    """Partitions of each of these topics."""
     replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
     """Replicas of each of these topics; unset: kafka.replication_factor."""
     config: dict[str, str | int | float | bool] = {}

@@ -116,6 +116,15 @@ class Naming:
         )
         return next(found, ())
 
+    def partition_by(self, schema: str, table: str) -> tuple[str, ...] | str:
+        """Return what chooses the partition: columns, `row`, or () for the key."""
+        found = (
+            chosen
+            for pattern, chosen in self._shaping.partition_by.items()
+            if table_matches(pattern, schema, table)
+        )
+        return next(found, ())
+
     def flat(self, schema: str, table: str) -> bool:
         """Tell whether the table's records are flat rows, without an envelope."""
         flat = self._shaping.flat

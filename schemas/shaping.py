@@ -70,6 +70,7 @@ TablePattern = Annotated[str, AfterValidator(_table_pattern)]
 EventField = Annotated[str, AfterValidator(_field)]
 ColumnPattern = Annotated[str, Field(min_length=1)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=63)]
+PartitionColumns = Annotated[tuple[ColumnName, ...], Field(min_length=1)]
 Expression = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
@@ -215,6 +216,10 @@ class ShapingSettings(_Part):
     column: all columns of a type that can be cut or stored."""
     keys: dict[TablePattern, tuple[str, ...]] = {}
     """The columns of a table's message key, instead of its primary key."""
+    partition_by: dict[TablePattern, PartitionColumns | Literal["row"]] = {}
+    """What chooses the partition of a table's events instead of the key: columns, by their values;
+    or `row`, of tables without a key, by the whole row. Else a table without a key is in the first
+    partition, in order. The first match applies."""
     skip: dict[TablePattern, tuple[Operation, ...]] = {}
     """Operations that are not published: c insert, u update, d delete, t truncate."""
     filters: dict[TablePattern, Expression] = {}

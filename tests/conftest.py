@@ -40,7 +40,7 @@ from tests.serverless import NEEDS_SERVERS, no_servers
 
 NewPair = Callable[..., Trio]
 OLDEST_POSTGRES = "17.5"
-"""What services.bridge.source.database.check_server takes as the oldest."""
+"""What services.bridge.source.server_requirements.check_server takes as the oldest."""
 POSTGRES = os.environ.get("SLOTBRIDGE_POSTGRES", "")
 """The version of all other servers; empty: the package's."""
 

@@ -134,7 +134,18 @@ def _settings(config: Path | None) -> Settings:
             operation=OPERATION,
             hint="adopt without claim_check_bytes, then add it and start the bridge",
         )
+    _require_placed_by_key(settings, OPERATION)
     return settings
+
+
+def _require_placed_by_key(settings: Settings, operation: str) -> None:
+    """Raise SettingsError where rows are in other partitions than Debezium puts them."""
+    if settings.shaping.partition_by:
+        raise SettingsError(
+            "Debezium places rows by their keys, shaping.partition_by by other columns",
+            operation=operation,
+            hint="adopt and release without shaping.partition_by: docs/SHAPING.md, Placement",
+        )
 
 
 def _require_none_late(late: list[str]) -> None:
@@ -167,6 +178,7 @@ def release(
     with exit_codes():
         connector, _ = _read(to_debezium, worker, None)
         settings = load_settings(config)
+        _require_placed_by_key(settings, "release")
         kafka, slot = require(settings.kafka, "kafka"), require(settings.source, "source").slot
         if (connector.prefix, connector.slot) != (kafka.topic_prefix, slot):
             raise SettingsError(

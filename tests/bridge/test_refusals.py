@@ -13,8 +13,8 @@ import pytest
 from psycopg import sql
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from services.bridge.source.database import check_server
 from services.bridge.source.server_errors import connect_error
+from services.bridge.source.server_requirements import check_server
 from services.postgres.server import Server, read_server
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair

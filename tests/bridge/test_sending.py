@@ -38,9 +38,18 @@ def event(kind: str, topic: str = "topic") -> Event:
 
 
 HEADERS: Headers = [("a", b"b\0c"), ("ł", "ö"), ("none", None), ("empty", b""), ("a", "twice")]
-PLACES: dict[str, bytes | int] = {"placed": b"another key", "own partition": 2}
-TAKEN = ("plain", "tombstone", "empty", "no key", "placed", "headers", "no headers")
-KINDS = (*TAKEN, "own partition", "broadcast", "unknown", "refused")
+PLACES: dict[str, bytes | int] = {
+    "placed": b"another key",
+    "first partition": 0,
+    "last partition": 2,
+    "partition beyond": 3,
+    "no partition": -2,
+}
+TAKEN = (
+    *("plain", "tombstone", "empty", "no key", "placed", "headers", "no headers"),
+    *("first partition", "last partition"),
+)
+KINDS = (*TAKEN, "partition beyond", "no partition", "broadcast", "unknown", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +136,8 @@ def test_consumers_read_the_records_that_were_sent(
         keyed = [(r.key, r.value) for r in found if r.key is not None]
         assert sorted(map(repr, keyed)) == sorted(repr(pair) for pair in expected if pair[0])
         partitions = {r.partition for r in found if r.key is not None}
-        assert partitions == {partition_of(b"key", 3), partition_of(b"another key", 3)}
-        assert len(partitions) == 2
+        assert partitions == {partition_of(b"key", 3), partition_of(b"another key", 3), 0, 2}
+        assert partition_of(b"key", 3) != partition_of(b"another key", 3)
 
 
 def test_a_producer_is_freed_with_what_sends_into_it(twin: str) -> None:

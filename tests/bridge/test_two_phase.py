@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from schemas.errors import ExitCode, SetupError
 from schemas.events import prepared_topic, transaction_topic
-from services.bridge.source.database import check_server
+from services.bridge.source.server_requirements import check_server
 from services.demo.copies import committed
 from services.postgres.server import Server as FoundServer
 from tests.bridge.conftest import NewBridge

@@ -49,7 +49,10 @@ PURE = (
     "services.bridge.pgoutput.decoder",
     "services.bridge.pgoutput.errors",
     "services.bridge.sink.batch_queue",
-    *("services.bridge.source.publication_drift", "services.bridge.source.server_errors"),
+    *(
+        f"services.bridge.source.{name}"
+        for name in ("publication_drift", "server_errors", "server_requirements")
+    ),
     "services.bridge.stagnation",
     *(
         f"services.bridge.doctor.{name}"

@@ -100,10 +100,14 @@ cdef class Records:
                     break
                 known = name
                 touched.add(name)
-            if event[4] or type(event[8]) is int:
+            if event[4]:
                 break
             partition = PARTITION_UA
-            if event[8] is not None:
+            if type(event[8]) is int:
+                if not 0 <= event[8] < ready[name]:
+                    break
+                partition = event[8]
+            elif event[8] is not None:
                 partition = self.partition(event[8], ready[name])
             if event[3] is not None:
                 if not self.taken_whole(topic, partition, event[1], event[2], event[3]):

@@ -14,7 +14,7 @@ cdef enum:
 
 cdef class RowWriter:
     cdef type event
-    cdef object topic, table
+    cdef object topic, table, placed_by
     cdef int count, published
     cdef bint metadata, old, flat, key_framed
     cdef bytes opening, names, closing, key_opening, key_closing
@@ -47,6 +47,6 @@ cdef class RowWriter:
     cdef bytes key(self)
 
 cdef tuple new_event(
-    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, bytes placed_by
+    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, object placed_by
 )
 cdef tuple new_tuple(type kind, tuple fields)

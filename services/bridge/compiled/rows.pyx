@@ -44,6 +44,7 @@ cdef class RowWriter:
         self.opening, self.names = as_bytes(frame.opening), frame.names.encode()
         self.closing = frame.closing.encode()
         self.key_opening, self.key_closing = as_bytes(frame.key_opening), frame.key_closing.encode()
+        self.placed_by = frame.placed_by
         self.key_framed = bool(self.key_opening or self.key_closing)
         self.metadata, self.old = frame.metadata, frame.old
         self.encoders = [column.encode for column in columns]
@@ -97,7 +98,8 @@ cdef class RowWriter:
         int64_t total, int64_t events, Text head, Text order, Text tail, Text flat
     ):
         """The event, or None."""
-        cdef bytes key = None, placed_by = None
+        cdef bytes key = None
+        cdef object placed_by = self.placed_by
         cdef Py_ssize_t since = 0
         self.out.clear()
         try:
@@ -257,7 +259,7 @@ cdef class RowWriter:
 
 
 cdef tuple new_event(
-    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, bytes placed_by
+    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, object placed_by
 ):
     """`event(topic, key, value, None, False, table, seq, lsn, placed_by)`, as `new_tuple` does."""
     cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>event, 9)

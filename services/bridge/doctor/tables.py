@@ -39,8 +39,8 @@ def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
             Severity.WARNING,
             name,
             "relreplident = f, and there is no primary key nor a key in shaping.keys",
-            "its events have no key: changes of one row spread over partitions, and its topic "
-            "can't be compacted",
+            "its events have no key: all are in the first partition of its topic (or as "
+            "shaping.partition_by says), which can't be compacted",
             f"ALTER TABLE {name} ADD PRIMARY KEY (…); or set shaping.keys: {{{name}: [column]}}",
         )
     elif table.identity == "f" and table.primary_key:

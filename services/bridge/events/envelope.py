@@ -3,7 +3,8 @@
     change                       events                             numbers
     insert                       c                                  1
     update                       u                                  1; 2 with an old row
-    update of the key            d + tombstone (seq n), c (n+1)     2
+    update of the key, or of     d + tombstone (seq n), c (n+1)     2
+    what chooses the partition
     delete                       d + tombstone (seq n)              1
     truncate                     t for each relation,               1 for each relation
                                  a copy in every partition
@@ -32,6 +33,7 @@ from services.bridge.events.errors import (
     delete_without_key,
     updated_outbox,
     without_key,
+    without_place,
 )
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
 from services.bridge.events.fields import Fields
@@ -281,11 +283,13 @@ class Envelope:
             return []
         if table.outbox is not None:
             return self._outbox_message(table, table.outbox, change.new, lsn, seq)
+        if table.unplaced(change):
+            raise without_place(table.name, lsn)
         value = self._value(table, "null", table.row(change.new), "c", lsn, seq)
         return [table.event(table.key(change.new), value, None, seq, lsn)]
 
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
-        """Return the event of an update, or the three of an update that changes the key."""
+        """Return the event of an update, or the three of one that changes key or partition."""
         table = self._table(change.relation, seq)
         if "u" in table.skipped or table.unchanged(change):
             return []
@@ -294,12 +298,14 @@ class Envelope:
         old, new = change.old, change.told
         if old is not None and change.old_kind != "O" and table.lacks_key(old):
             raise without_key(table.name, lsn)
+        if table.unplaced(change):
+            raise without_place(table.name, lsn)
         after = table.row(new)
         key = table.key(new)
         if old is not None and (old_key := table.key(old)) != key:
-            headers: Headers = [(NEW_KEY_HEADER, key.data or b"")]
+            headers = key.as_header(NEW_KEY_HEADER)
             events = self._removal(table, old, headers, lsn, seq)
-            headers = [(OLD_KEY_HEADER, old_key.data or b"")]
+            headers = old_key.as_header(OLD_KEY_HEADER)
             added = self._value(table, "null", after, "c", lsn, seq + 1)
             events.append(table.event(key, added, headers, seq + 1, lsn))
             return events
@@ -314,6 +320,8 @@ class Envelope:
             return []
         if change.old_kind == "K" and table.lacks_key(change.old):
             raise without_key(table.name, lsn)
+        if table.unplaced(change):
+            raise without_place(table.name, lsn)
         return self._removal(table, change.old, None, lsn, seq)
 
     def _removal(

@@ -71,6 +71,19 @@ def without_key(table: str, lsn: int) -> BadInput:
     )
 
 
+def without_place(table: str, lsn: int) -> BadInput:
+    """Return the error of a change that does not tell the columns that choose the partition."""
+    return BadInput(
+        "an update or delete does not tell the values of the columns that choose the partition "
+        "(shaping.partition_by)",
+        operation="encode an event",
+        subject=table,
+        lsn=lsn,
+        hint="give the table, and each partition of it, REPLICA IDENTITY FULL; or leave the table "
+        "out of shaping.partition_by",
+    )
+
+
 def delete_without_key(table: str, lsn: int) -> BadInput:
     """Return the error of a delete that should become a tombstone, in a table without a key."""
     return BadInput(

@@ -6,6 +6,8 @@ from services.bridge.events.shaping.outbox import Headers
 
 EVENT_OVERHEAD_BYTES: Final = 200
 """Bytes of memory of one event beyond its key and value (objects and list slots)."""
+FIRST_PARTITION: Final = 0
+"""The partition of tables without a key, which keeps them in order."""
 REASON_HEADER: Final = "slotbridge.reason"
 """Header of an event without a topic that is of a table: why it has none."""
 
@@ -14,8 +16,8 @@ class Event(NamedTuple):
     """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition.
 
     `table` (`schema.table`, empty for a record without a table), `seq` and `lsn` name the change.
-    `placed_by`: the key's JSON, which chooses the partition where `key` also has a schema or its
-    id; a number is the partition itself; None: `key` chooses.
+    `placed_by`: JSON that chooses the partition as a key would: the key's where `key` also has a
+    schema or its id, or that of other columns; a number is the partition; None: `key` chooses.
     """
 
     topic: str

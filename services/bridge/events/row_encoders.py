@@ -50,7 +50,8 @@ class Frame(NamedTuple):
 
     `closing` stands behind these, `key_opening` and `key_closing` around the key. `flat`: the
     fields of the row itself (text, kind), which stand between `opening`, those of the transaction,
-    and the row's columns; None: the event has an envelope.
+    and the row's columns; None: the event has an envelope. `placed_by`: that of each event where
+    the key does not choose it.
     """
 
     opening: str
@@ -61,6 +62,7 @@ class Frame(NamedTuple):
     key_opening: str = ""
     key_closing: str = ""
     flat: tuple[tuple[str, str], ...] | None = None
+    placed_by: int | None = None
 
 
 _SHORT: Final[dict[Encode, str]] = {
@@ -123,6 +125,7 @@ def writer(
         "CLOSING": frame.closing,
         "KEY_OPENING": wire.text_as_bytes(frame.key_opening),
         "KEY_CLOSING": frame.key_closing.encode(),
+        "PLACED_BY": frame.placed_by,
     }
     for index, column in enumerate(columns):
         variables[f"e{index}"] = column.encode
@@ -249,7 +252,7 @@ def _record(value: str, keys: tuple[int, ...], *, framed: tuple[bool, bool]) -> 
     key = "".join(f"{{j{index}}}{{c{index}}}" for index in keys) + "}}"
     value_framed, key_framed = framed
     value += "{CLOSING}" if value_framed else ""
-    placed_by = "key" if keys and key_framed else "None"
+    placed_by = "key" if keys and key_framed else "PLACED_BY"
     whole = "KEY_OPENING + key + KEY_CLOSING" if keys and key_framed else "key"
     as_bytes = f"encode('utf-8', '{wire.ERRORS}')"
     return [

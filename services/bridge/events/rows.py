@@ -1,9 +1,11 @@
 """A table's rows and keys to JSON text, by its plan. Pure; made once per relation."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final
 
-from services.bridge.events.event import REASON_HEADER, Event
+from services.bridge.events.event import FIRST_PARTITION, REASON_HEADER, Event
 from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Key, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
@@ -25,6 +27,8 @@ from services.bridge.pgoutput.messages import (
 
 WORTH_ROWS = 20
 """How many rows of a table come the long way before code is made for it."""
+Part = tuple[int, str, Encode, str]
+"""A column of a key: where it stands in the server's rows, and as in `Table.columns`."""
 _OPERATIONS: Final = {Insert: "c", Update: "u", Delete: "d"}
 
 
@@ -62,7 +66,15 @@ class Table:
         self._source_indexes = plan.source_indexes
         self._sources = plan.source_indexes or range(len(relation.columns))
         """Of each column, where it stands in the server's rows."""
-        self._key = [
+        whole = replace(plan, limits={})
+        parts = {
+            column.name: (at, f"{quoted(column.name)}:", *encoder_of(whole, encoders, column))
+            for at, column in zip(self._sources, relation.columns, strict=True)
+            if column.name in plan.places
+        }
+        self._places: list[Part] = [parts[name] for name in plan.places]
+        """The columns that choose the partition; none: the key, or there is one partition."""
+        self._key: list[Part] = [
             (source_index, *encoder)
             for source_index, encoder, column in zip(
                 self._sources, self.columns, relation.columns, strict=True
@@ -98,13 +110,14 @@ class Table:
         """Return the encoder of rows of `count` columns with `op` c, u or r, None without one.
 
         `old`: an update's old row, whole, is told. There is none for outboxes, for what is left
-        out or may be left out as unchanged, for tables with filters or computed columns, and before
-        WORTH_ROWS rows have come; of a snapshot (r) many come at once.
+        out or may be left out as unchanged, for tables with filters, computed columns or columns
+        that choose the partition, and before WORTH_ROWS rows have come; of a snapshot (r) many come
+        at once.
         """
         self._rows += WORTH_ROWS if op == "r" else 1
         if self._rows < WORTH_ROWS or op in self.skipped or self.outbox is not None:
             return None
-        if self.rules is not None or (old and self._skips_unchanged):
+        if self.rules is not None or self._places or (old and self._skips_unchanged):
             return None
         keys = {source_index for source_index, *_ in self._key}
         columns = [
@@ -120,6 +133,7 @@ class Table:
         frame = Frame(
             *(around.opening + opening, self._names, metadata, old, around.closing, *around_key),
             flat=None if self.fields is None else tuple(self.fields.row),
+            placed_by=None if keys else FIRST_PARTITION,
         )
         write = writer(event, self.topic, self.name, columns, count, frame)
         return serialized(write, form) if form.binary else write
@@ -168,7 +182,7 @@ class Table:
         It has no topic, so that it becomes a dead letter.
         """
         headers: Headers = [(REASON_HEADER, reason)]
-        return Event("", self.key(row).data, None, headers, False, self.name, seq, lsn)
+        return Event("", self._keyed(row).data, None, headers, False, self.name, seq, lsn)
 
     def unchanged(self, change: Update) -> bool:
         """Tell whether an update is left out: its old row is complete, and published the same."""
@@ -185,17 +199,29 @@ class Table:
         return any(row[source_index] is None for source_index, *_ in self._key)
 
     def key(self, row: Row) -> Key:
-        """Return the key of a row in the table's format; it has no data without a key column."""
-        if not self._key:
-            return NO_KEY
-        parts = []
-        for index, name, encode, unavailable in self._key:
-            value = row[index]
-            if isinstance(value, Unchanged):
-                parts.append(name + unavailable)
-            else:
-                parts.append(name + ("null" if value is None else encode(value)))
-        return self._format.keyed("{" + ",".join(parts) + "}")
+        """Return the key of a row in the table's format; it has no data without a key column.
+
+        Keys of rows in different partitions are different.
+        """
+        key = self._keyed(row)
+        return key._replace(placed_by=_joined(self._places, row).encode()) if self._places else key
+
+    def _keyed(self, row: Row) -> Key:
+        return self._format.keyed(_joined(self._key, row)) if self._key else NO_KEY
+
+    def unplaced(self, change: Insert | Update | Delete) -> bool:
+        """Tell whether the change does not tell which partition the old or the new row is in."""
+        if not self._places:
+            return False
+        new = change.told if isinstance(change, Update) else getattr(change, "new", ())
+        if new and any(new[source_index] is UNCHANGED for source_index, *_ in self._places):
+            return True
+        if isinstance(change, Insert):
+            return False
+        if change.old is None:  # then no column of the identity has changed
+            return self._relation.replica_identity == "f"
+        whole = change.old_kind == "O"
+        return not whole and any(change.old[index] is None for index, *_ in self._places)
 
     def event(
         self, key: Key, value: bytes | None, headers: Headers | None, seq: int, lsn: int
@@ -212,6 +238,18 @@ def encoder_of(plan: TableShaping, encoders: Encoders, column: RelationColumn) -
     if column.name in plan.limits:
         encode = plan.limits[column.name](encode)
     return Encoder(encode, unavailable)
+
+
+def _joined(parts: Sequence[Part], row: Row) -> str:
+    """Return columns of a row as `{"column":value,…}`."""
+    found = []
+    for index, name, encode, unavailable in parts:
+        value = row[index]
+        if isinstance(value, Unchanged):
+            found.append(name + unavailable)
+        else:
+            found.append(name + ("null" if value is None else encode(value)))
+    return "{" + ",".join(found) + "}"
 
 
 def _published_the_same(old: Value, new: Value, encode: Encode) -> bool:

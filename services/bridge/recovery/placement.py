@@ -39,6 +39,7 @@ def placement_of(
     outbox = shaping.outbox.model_dump(exclude={"headers"}) if shaping.outbox else None
     return {
         "shaping.keys": _digest(shaping.keys),
+        "shaping.partition_by": _digest(shaping.partition_by),
         "shaping.masks of keys": _digest([hashed, salt] if any(hashed.values()) else []),
         "shaping.topic and routes": _digest(
             [shaping.topic, [route.model_dump() for route in shaping.routes]]

@@ -90,6 +90,8 @@ def _not_comparable(shape: TableShape, shaping: Shaping) -> str:
         return _OUTBOX
     if plan.skipped:
         return f"has operations that are not published ({', '.join(sorted(plan.skipped))})"
+    if plan.places:
+        return "has partitions that its key does not choose (shaping.partition_by)"
     if not shape.key and not shaping.naming.key(schema, table):
         return "has no primary key"
     return ""

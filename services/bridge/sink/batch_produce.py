@@ -28,8 +28,9 @@ Send = Callable[[Sequence[Event], int, int, dict[str, int], set[str]], int]
 """send(events, index, end, ready, touched) -> index of the first of events[index:end] that is not
 sent; the topics of those that are, are added to `touched`, perhaps with that of the first other.
 
-All are sent (`end`), or that one calls for care: it is for every partition, names its own, or is of
-a topic that is not in `ready` (topic -> number of partitions); or it was not taken.
+All are sent (`end`), or that one calls for care: it is for every partition, names one that its
+topic lacks, or is of a topic that is not in `ready` (topic -> number of partitions); or it was not
+taken.
 """
 
 
@@ -52,7 +53,9 @@ def plain(
     """Send as `Send` does, by confluent-kafka's `produce`."""
     while index < end:
         topic, key, value, headers, broadcast, *_, placed_by = events[index]
-        if broadcast or isinstance(placed_by, int) or topic not in ready:
+        if broadcast or topic not in ready:
+            break
+        if isinstance(placed_by, int) and not 0 <= placed_by < ready[topic]:
             break
         touched.add(topic)
         try:

@@ -25,6 +25,7 @@ from services.bridge.source.candidates import find_primary
 from services.bridge.source.publication_reader import Answer, Question, without_waiting
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
 from services.bridge.source.server_errors import connect_error, server_error
+from services.bridge.source.server_requirements import check_server
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
 from services.bridge.source.table_options import creation_statement
 from services.bridge.source.type_catalog import money_digits, read_types
@@ -38,16 +39,13 @@ from services.postgres.publications import (
     rows_before,
 )
 from services.postgres.published_tables import PublishedTable, published_tables
-from services.postgres.server import Server, is_synchronous_standby, setting, written_lsn
+from services.postgres.server import is_synchronous_standby, setting, written_lsn
 from services.postgres.slots import Slot, SlotStatistics
 from services.postgres.stored_columns import StoredColumns, stored_columns
 
 logger = structlog.get_logger(__name__)
 
-MINIMUM_VERSION = 170005
-TWO_PHASE_VERSION = 180000
 ORIGIN_PREFIX = "slotbridge_"
-MINIMUM_WAL_LEVEL = "logical"
 
 
 class Primary:
@@ -376,31 +374,3 @@ class Primary:
         if error.sqlstate is None:
             return connect_error(message, subject)
         return server_error(error.sqlstate, " ".join(message.split()), operation, subject)
-
-
-def check_server(server: Server, *, two_phase: bool = False) -> None:
-    """Raise SetupError (SERVER_VERSION, WAL_LEVEL) for a server that has no failover slots."""
-    if server.version < MINIMUM_VERSION:
-        raise SetupError(
-            f"PostgreSQL {server.version // 10000}.{server.version % 10000} is too old",
-            operation="check the server",
-            hint="update the server to 17.5 or newer: failover slots came with 17, and an older 17 "
-            "decodes rows by the old state of a table or publication that changes while a "
-            "transaction is open",
-            exit_code=ExitCode.SERVER_VERSION,
-        )
-    if two_phase and server.version < TWO_PHASE_VERSION:
-        raise SetupError(
-            f"PostgreSQL {server.version // 10000} can lose prepared transactions at a failover: "
-            "it does not copy a slot's two_phase_at to the standby",
-            operation="check the server",
-            hint="set source.two_phase to false, or use PostgreSQL 18",
-            exit_code=ExitCode.SERVER_VERSION,
-        )
-    if server.wal_level != MINIMUM_WAL_LEVEL:
-        raise SetupError(
-            f"wal_level is {server.wal_level}",
-            operation="check the server",
-            hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
-            exit_code=ExitCode.WAL_LEVEL,
-        )

@@ -18,10 +18,12 @@ from schemas.kafka import REGISTERED, Format, KafkaSettings
 from schemas.naming import Naming
 from schemas.registry import SubjectNaming
 from services.bridge.events import fields
+from services.bridge.events.event import FIRST_PARTITION
 from services.bridge.events.formats import connect, json_schema, wire
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.strict_encoders import FiniteEncoders, StrictEncoders
 from services.bridge.events.formats.type_schemas import column_schema
+from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.tables import TableShaping
 from services.bridge.events.values.encoders import Encoders
 
@@ -65,7 +67,11 @@ class Key(NamedTuple):
     """A record's key. `placed_by`: as an event has it."""
 
     data: bytes | None
-    placed_by: bytes | None = None
+    placed_by: bytes | int | None = None
+
+    def as_header(self, name: str) -> Headers | None:
+        """Return the headers that tell this key, None where there is none."""
+        return None if self.data is None else [(name, self.data)]
 
 
 class TableFormat(NamedTuple):
@@ -88,7 +94,7 @@ class TableFormat(NamedTuple):
         return Key(self.key(text), text.encode())
 
 
-NO_KEY: Final = Key(None)
+NO_KEY: Final = Key(None, FIRST_PARTITION)
 PLAIN: Final = TableFormat()
 
 

@@ -3,6 +3,7 @@
 relation, as the server describes it -> with_key -> plan: the relation as it is published
 """
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -32,6 +33,7 @@ class TableShaping:
     `relation` has the published columns alone, masked ones as text; `source_indexes` tells where
     those stand in the server's rows, with the computed columns behind (`rules`), None when all are
     published; `masks`, `large_values` and, once types are known, `limits` are by column name.
+    `places`: the columns that choose the partition, in place of the key.
     """
 
     relation: Relation
@@ -45,6 +47,7 @@ class TableShaping:
     rules: RowRules | None = None
     large_values: Mapping[str, LargeValueRule] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    places: tuple[str, ...] = ()
 
     @property
     def published(self) -> bool:
@@ -108,7 +111,9 @@ class Shaping:
             self._check_outbox(relation)
             return TableShaping(relation, TableTopic("", False), skipped=skipped, outbox=reader)
         kept = self._kept(relation)
-        rules = self._rules(relation, None if {"u", "d"} <= skipped else identity)
+        told = None if {"u", "d"} <= skipped else identity
+        places = self._places(relation, kept, told)
+        rules = self._rules(relation, told)
         if rules is not None:
             relation, kept = _with_computed(relation, kept, rules.columns)
         masks = {
@@ -132,6 +137,7 @@ class Shaping:
                 table_matches(p, schema, table) for p in self._settings.skip_unchanged
             ),
             rules=rules,
+            places=places,
             large_values={
                 column.name: rule
                 for column in columns
@@ -193,6 +199,36 @@ class Shaping:
         }
         return RowRules(relation, filters, computed, identity) if filters or computed else None
 
+    def _places(
+        self, relation: Relation, kept: Collection[int], identity: Collection[str] | None
+    ) -> tuple[str, ...]:
+        """Return the columns that choose the partition, () where the key does, if there is one.
+
+        Raise SettingsError for columns that are not published, or whose old values updates and
+        deletes do not tell: a row could go to another partition unseen.
+        """
+        names = [relation.columns[index].name for index in kept]
+        chosen = self.naming.partition_by(relation.schema, relation.table)
+        if isinstance(chosen, str):
+            keyed = any(column.key for column in relation.columns)
+            return () if keyed else tuple(names)
+        for column in chosen:
+            if column not in names:
+                near = difflib.get_close_matches(column, names, n=1)
+                raise _wrong(
+                    relation,
+                    f"has no published column {column}",
+                    (f"did you mean {near[0]}? " if near else "") + "correct shaping.partition_by",
+                )
+        if identity and (untold := {*chosen} - {*identity}):
+            raise _wrong(
+                relation,
+                f"does not tell the old value of {min(untold)}, which is to choose the partition",
+                f"ALTER TABLE {relation.schema}.{relation.table} REPLICA IDENTITY FULL, or an index"
+                " that has it; or skip the table's updates and deletes (shaping.skip)",
+            )
+        return chosen
+
     def _expressions(self) -> Iterator[tuple[str, str]]:
         """Yield (key, expression) of all expressions in the settings."""
         for pattern, text in self._settings.filters.items():
@@ -220,6 +256,7 @@ class Shaping:
         named = [("include", p) for p in settings.include]
         named += [("exclude", p) for p in settings.exclude]
         named += [("keys", p) for p in settings.keys] + [("skip", p) for p in settings.skip]
+        named += [("partition_by", p) for p in settings.partition_by]
         named += [("skip_unchanged", p) for p in settings.skip_unchanged]
         named += [("filters", p) for p in settings.filters]
         named += [("computed", p) for p in settings.computed]
