@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import OperatorNeeded
+from schemas.errors import OperatorNeeded, SettingsError
 from schemas.shaping import ShapingSettings
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.tables import Shaping
@@ -149,3 +149,15 @@ def test_an_outbox_is_left_out_and_named() -> None:
         found = scope_of(shapes, Shaping(settings, "p"), without)
         assert [shape.name for shape in found.compared] == ["public.a"]
         assert found.left_out == {"public.outbox": "is an outbox: its messages are not rows"}
+
+
+def test_a_table_that_other_columns_than_the_key_place_is_not_compared() -> None:
+    """A repair would put its rows where their keys belong."""
+    columns = tuple(RelationColumn(name, 25, -1, name == "id") for name in ("id", "tenant"))
+    shapes = [
+        TableShape(Relation(1, "public", "a", "f", columns), False, "", (KeyColumn("id", "text"),))
+    ]
+    settings = ShapingSettings.model_validate({"partition_by": {"public.a": ["tenant"]}})
+    with pytest.raises(SettingsError, match=r"shaping\.partition_by"):
+        scope_of(shapes, Shaping(settings, "p"), ())
+    assert scope_of(shapes, Shaping(settings, "p"), ("public.a",)).compared == []

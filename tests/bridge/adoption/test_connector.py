@@ -1,9 +1,13 @@
 """A connector's configuration as settings; the offset as Kafka Connect keeps it."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from schemas.errors import ExitCode
 from schemas.settings import Settings
 from services.bridge.adoption.connector import connector_of
 from services.bridge.adoption.offsets import (
@@ -15,6 +19,7 @@ from services.bridge.adoption.offsets import (
     write_map,
 )
 from services.bridge.adoption.translation import differences, translate
+from services.bridge.command import app
 
 CONFIG = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -254,3 +259,23 @@ def test_the_offset_file_is_javas() -> None:
     for other in (b"{}", written + b"x", written.replace(b"ur\x00\x02[B", b"ur\x00\x02[C")):
         with pytest.raises(ValueError, match=r"it (is not|has more)"):
             read_map(other)
+
+
+@pytest.mark.parametrize("command", [("adopt", "--from-debezium"), ("release", "--to-debezium")])
+def test_partitions_that_debezium_would_not_choose_are_refused(
+    command: tuple[str, str], tmp_path: Path
+) -> None:
+    """Before anything is connected to."""
+    connector = tmp_path / "connector.json"
+    connector.write_text(json.dumps({"name": "bank", "config": {**CONFIG, **WORKER}}))
+    config = tmp_path / "slotbridge.yaml"
+    given = {
+        "source": {"conninfo": "host=nobody.invalid"},
+        "kafka": {"bootstrap_servers": "nobody.invalid:1", "topic_prefix": "bank"},
+        "shaping": {"partition_by": {"public.t": ["tenant"]}},
+    }
+    config.write_text(json.dumps(given))
+    name, option = command
+    done = CliRunner().invoke(app, [name, option, str(connector), "--config", str(config)])
+    assert done.exit_code == ExitCode.SETTINGS, done.output
+    assert "shaping.partition_by by other columns" in done.output
