@@ -54,7 +54,14 @@ def make(connection: Connection, table: str, rows: int) -> None:
 
 
 def measure(
-    bed: Bed, table: str, rows: int, workers: Sequence[int], *, only_snapshot: bool, wait_us: int
+    bed: Bed,
+    table: str,
+    rows: int,
+    workers: Sequence[int],
+    *,
+    only_snapshot: bool,
+    debezium: bool,
+    wait_us: int,
 ) -> Iterator[Figures]:
     """Yield a line for each way."""
     with connect(bed) as connection:
@@ -70,7 +77,8 @@ def measure(
             yield _line(table, f"snapshot, workers {count}", rows, seconds, peak_mib, size)
         if only_snapshot:
             return
-        yield _debezium(bed, table, rows)
+        if debezium:
+            yield _debezium(bed, table, rows)
         connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
         column = "b" if table == NARROW else "c0"
         connection.execute(f"UPDATE {table} SET {column} = 'x' WHERE id % 2000 = 0".encode())
@@ -211,6 +219,7 @@ def main(
     only_snapshot: Annotated[
         bool, typer.Option(help="Measure neither Debezium nor recover.")
     ] = False,
+    debezium: Annotated[bool, typer.Option(help="Measure Debezium's snapshot, too.")] = True,
     wait_us: Annotated[
         int, typer.Option(help="Let the server wait so long for each row, as for a slow disk.")
     ] = 0,
@@ -227,6 +236,7 @@ def main(
                 for line in measure(
                     *(bed, table, count, workers or [1]),
                     only_snapshot=only_snapshot,
+                    debezium=debezium,
                     wait_us=wait_us,
                 )
             ]

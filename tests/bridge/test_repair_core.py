@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded, SettingsError
+from schemas.events import UNAVAILABLE
 from schemas.shaping import ShapingSettings
+from services.bridge.events.event import Stamp
+from services.bridge.events.rows import Table
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.tables import Shaping
-from services.bridge.pgoutput.messages import Relation, RelationColumn
-from services.bridge.repair.comparison import UNKNOWN, Difference, differences, same_row
+from services.bridge.events.transaction_texts import Counter, TransactionTexts
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
+from services.bridge.repair.comparison import UNKNOWN, Difference, difference, same_row
 from services.bridge.repair.fold import event_of
+from services.bridge.repair.plain_event import PlainEvents
 from services.bridge.repair.row_store import RowStore, Told
 from services.bridge.repair.scope import scope_of
 from services.bridge.snapshot.tables import KeyColumn, TableShape
@@ -25,13 +31,19 @@ Rows = st.dictionaries(Keys, st.sampled_from([b'{"a":1}', b'{"a":2,"b":null}', b
 Partition = st.integers(0, 1)
 
 
+def differences(told: Mapping[bytes, bytes], there: Mapping[bytes, bytes]) -> list[Difference]:
+    """Of all keys, in their order."""
+    found = [difference(k, told.get(k), there.get(k)) for k in sorted({*told, *there})]
+    return [one for one in found if one is not None]
+
+
 @given(told=st.dictionaries(Keys, st.sampled_from([UNKNOWN, b'{"a":1}', b'{"a":2}'])), there=Rows)
 def test_differences_make_the_first_rows_equal_to_the_second(
     told: Mapping[bytes, bytes], there: Mapping[bytes, bytes]
 ) -> None:
     rows = dict(told)
     keys = []
-    for found in differences(sorted(told.items()), sorted(there.items())):
+    for found in differences(told, there):
         keys.append(found.key)
         match found:
             case Difference("c", key, None, after) if after:
@@ -47,6 +59,79 @@ def test_differences_make_the_first_rows_equal_to_the_second(
     assert keys == sorted(set(keys))
     assert rows.keys() == there.keys()
     assert all(same_row(rows[key], there[key]) for key in rows)
+
+
+ODD_TEXTS = st.lists(
+    st.sampled_from(
+        [
+            *(
+                '},"source":{"version":"',
+                '"',
+                "\\",
+                "}",
+                '{"op":"c","before":null,"after":{',
+                "ä\n",
+            ),
+            *(UNAVAILABLE, ',"transaction":null,"ts_ms":1,"ts_us":1,"ts_ns":1}', "x"),
+        ]
+    ),
+    max_size=4,
+).map("".join)
+
+
+@given(
+    texts=st.lists(st.none() | ODD_TEXTS, min_size=2, max_size=2),
+    op=st.sampled_from("crud"),
+    with_before=st.booleans(),
+    metadata=st.booleans(),
+)
+def test_the_row_of_a_plain_event_is_what_json_reads(
+    texts: list[str | None], op: str, with_before: bool, metadata: bool
+) -> None:
+    columns = (("id", 23), ("source", 25), ('odd "name', 25))
+    relation = Relation(
+        *(7, "public", "t", "d"), tuple(RelationColumn(n, o, -1, n == "id") for n, o in columns)
+    )
+    plan = Shaping(ShapingSettings(), "bank").plan(relation)
+    table = Table(plan, Counter("public.t", '"public.t"'), Encoders())
+    row: Row = [b"5", *(None if text is None else text.encode() for text in texts)]
+    of_transaction = TransactionTexts("bank", "base", 3, metadata=metadata)
+    of_transaction.begin(Stamp(8, 1_000, 77, 900, 78))
+    before = table.row(row) if with_before else "null"
+    after = "null" if op == "d" else table.row(row)
+    value = table.value(before, after, op, 950, 4, of_transaction, 1)
+    events = PlainEvents("public", "t", [UNAVAILABLE])
+    found = events.read(value)
+    if with_before or op == "d" or UNAVAILABLE in value.decode():
+        assert found is None
+        return
+    assert found == (after.encode(), (1_000, 4))
+    assert json.loads(found.row) == json.loads(value)["after"]
+    for other in (value[:-1], value + b" ", value.replace(b'"seq":4', b'"seq":4.0'), b"{}"):
+        assert events.read(other) is None
+    assert PlainEvents("public", "other", []).read(value) is None
+
+
+def test_placeholders_of_all_forms_are_looked_for() -> None:
+    """What can't be told by its text leaves every event to the reader of JSON."""
+    ending = (
+        '},"source":{"version":"1","connector":"postgresql","name":"p","ts_ms":1,"ts_us":1,'
+        '"ts_ns":1,"snapshot":"true","db":"d","txId":0,"xmin":null,"commit_lsn":5,"timeline":1,'
+        r'"sequence":"[\"1\",\"2\"]","schema":"public","table":"t","lsn":5,"seq":0},'
+        '"transaction":null,"ts_ms":1,"ts_us":1,"ts_ns":1}'
+    )
+
+    def read(placeholder: object, value: object) -> bool:
+        row = json.dumps({"a": value}, separators=(",", ":"))
+        event = f'{{"op":"c","before":null,"after":{row[:-1]}{ending}'
+        found = PlainEvents("public", "t", [placeholder]).read(event.encode())
+        assert found is None or found.row == row.encode()
+        return found is not None
+
+    for one in (UNAVAILABLE, [UNAVAILABLE], {"x": [UNAVAILABLE]}, "X19kZWJ6", {"X19": 1}):
+        assert not read(one, one)
+        assert read(one, "__debezium")
+    assert not read(0, "whatever")
 
 
 def test_a_message_of_an_outbox_and_an_unknown_operation_are_not_folded() -> None:
@@ -117,7 +202,7 @@ def test_a_store_folds_partitions_and_keeps_the_differences(
     assert store.take_there(there.items()) == 0
     assert store.take_there(list(there.items())[:1]) == min(1, len(there))
     told = {key: row for key, (_, _, row) in model.items() if row is not None} if whole else {}
-    wanted = list(differences(sorted(told.items()), sorted(there.items())))
+    wanted = differences(told, there)
     assert sum(store.compare(whole=whole, while_waiting=lambda: None).values()) == len(wanted)
     assert list(store.differences()) == wanted
     store.close()

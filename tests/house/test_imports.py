@@ -75,7 +75,10 @@ PURE = (
         for name in ("chunk_events", "places", "progress", "row_events", "tables", "visibility")
     ),
     "schemas.recovery",
-    *(f"services.bridge.repair.{name}" for name in ("comparison", "repair_events", "scope")),
+    *(
+        f"services.bridge.repair.{name}"
+        for name in ("comparison", "plain_event", "repair_events", "scope")
+    ),
     *(
         f"services.bridge.adoption.{name}"
         for name in (

@@ -12,7 +12,6 @@ to rows that have null in it. A column that the table no longer has does not cou
 """
 
 import json
-from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any, Final, Literal, NamedTuple
 
@@ -29,25 +28,16 @@ class Difference(NamedTuple):
     after: bytes | None
 
 
-Rows = Iterable[tuple[bytes, bytes]]
-"""(key, row), both as JSON; in the order of the keys' bytes, each key once."""
+def difference(key: bytes, told: bytes | None, there: bytes | None) -> Difference | None:
+    """Return the change that turns the topics' row (`told`) into the table's (`there`).
 
-
-def differences(told: Rows, there: Rows) -> Iterator[Difference]:
-    """Yield the changes that turn the topics' rows (`told`) into the table's (`there`)."""
-    theirs, ours = iter(told), iter(there)
-    one, other = next(theirs, None), next(ours, None)
-    while one is not None or other is not None:
-        if one is not None and (other is None or one[0] < other[0]):
-            yield Difference("d", one[0], one[1] or None, None)
-            one = next(theirs, None)
-        elif other is not None and (one is None or other[0] < one[0]):
-            yield Difference("c", other[0], None, other[1])
-            other = next(ours, None)
-        elif one is not None and other is not None:
-            if not same_row(one[1], other[1]):
-                yield Difference("u", one[0], one[1] or None, other[1])
-            one, other = next(theirs, None), next(ours, None)
+    Both as JSON; None: there is none. Return None where both are the same.
+    """
+    if there is None:
+        return None if told is None else Difference("d", key, told or None, None)
+    if told is None:
+        return Difference("c", key, None, there)
+    return None if same_row(told, there) else Difference("u", key, told or None, there)
 
 
 def same_row(told: bytes, there: bytes) -> bool:

@@ -17,6 +17,7 @@ from schemas.errors import ExitCode, OperatorNeeded
 from schemas.events import UNAVAILABLE
 from services.bridge.recovery.event_positions import AnyHeaders, position_in_headers
 from services.bridge.repair.comparison import UNKNOWN
+from services.bridge.repair.plain_event import PlainEvents
 from services.bridge.repair.row_store import RowStore, Told, in_time
 from services.bridge.sink.topics import Topics
 
@@ -58,7 +59,7 @@ class Fold:
 
         Then keys may be missing. Raise OperatorNeeded for a record that is not an event.
         """
-        whole = True
+        whole, plain = True, PlainEvents(schema, table, self._placeholders.values())
         if not self._topics.has(topic):
             return whole
         for partition in range(self._topics.partitions(topic)):
@@ -69,11 +70,18 @@ class Fold:
                     pass  # nothing before is hidden by a transaction that is open
                 messages = reader.messages(low, end, time.monotonic() + _DEADLINE_S)
                 for message in in_time(messages, self._while_waiting):
-                    self._take(partition, message, (schema, table), topic)
+                    self._take(partition, message, (schema, table), topic, plain)
             self._flush(partition)
         return whole
 
-    def _take(self, partition: int, message: Message, name: tuple[str, str], topic: str) -> None:
+    def _take(
+        self,
+        partition: int,
+        message: Message,
+        name: tuple[str, str],
+        topic: str,
+        plain: PlainEvents,
+    ) -> None:
         key, value = message.key(), message.value()
         key = key.encode() if isinstance(key, str) else key
         if value is None:
@@ -82,21 +90,35 @@ class Fold:
             if (known := self._known(key)) is not None:
                 self._waiting[key] = known._replace(row=None)
             return
-        event = event_of(value, message.headers(), f"{topic}[{partition}]@{message.offset()}")
+        headers = message.headers()
+        if key is not None and not headers:
+            found = plain.read(value)
+            if found is not None:
+                self._tell(partition, Told(key, *found))
+                return
+        event = event_of(value, headers, f"{topic}[{partition}]@{message.offset()}")
         source = event["source"]
         if (source["schema"], source["table"]) != name:
             return
-        self.events += 1
         position = source.get("commit_lsn", source["lsn"]), source.get("seq", 0)
-        self.commit_lsn = max(self.commit_lsn, position[0])
-        if event["op"] == "t":
-            self._flush(partition)
-            self._rows.empty(partition)
-        elif key is not None:
-            row = None if event["op"] == "d" else self._row(key, event["after"])
-            self._waiting[key] = Told(key, row, position)
-            if len(self._waiting) >= _ROWS_AT_ONCE:
+        if event["op"] == "t" or key is None:
+            self._count(position)
+            if event["op"] == "t":
                 self._flush(partition)
+                self._rows.empty(partition)
+            return
+        row = None if event["op"] == "d" else self._row(key, event["after"])
+        self._tell(partition, Told(key, row, position))
+
+    def _tell(self, partition: int, told: Told) -> None:
+        self._count(told.position)
+        self._waiting[told.key] = told
+        if len(self._waiting) >= _ROWS_AT_ONCE:
+            self._flush(partition)
+
+    def _count(self, position: tuple[int, int]) -> None:
+        self.events += 1
+        self.commit_lsn = max(self.commit_lsn, position[0])
 
     def _flush(self, partition: int) -> None:
         self._rows.take_told(partition, self._waiting.values())

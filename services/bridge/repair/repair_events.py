@@ -5,16 +5,18 @@ slot begins. No transaction of the server has it, and all later ones have higher
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from schemas.events import ProgressRecord
 from services.bridge.events.errors import ExpressionFailed, not_encoded
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.rows import Table
+from services.bridge.events.transaction_texts import NO_ORDER
 from services.bridge.pgoutput.messages import Relation, Row, Truncate
 from services.bridge.repair.comparison import Difference
-from services.bridge.snapshot.row_events import RowEvents
+from services.bridge.repair.plain_event import row_of
+from services.bridge.snapshot.row_events import RowEvents, tuple_data
 
 _BEFORE_MAX: Final = 250_000
 """Characters. With a longer old row, an update may exceed what Kafka took of either row."""
@@ -59,13 +61,19 @@ class RepairEvents(RowEvents):
         return self._table(relation, 0).topic
 
     def encoded(
-        self, relation: Relation, rows: Iterable[Row], lsn: int
+        self, relation: Relation, rows: Sequence[Row], lsn: int
     ) -> list[tuple[bytes | None, bytes]]:
         """Return the keys and the rows as streaming encodes them, without those of no filter.
 
         Raise BadInput for a row that an expression fails on, as it is at `lsn`.
         """
-        table = self._table(relation, 0)
+        table, width, texts = self._table(relation, 0), len(relation.columns), self._texts
+        write = table.writer(Event, "r", width, metadata=False, old=False)
+        if write is not None:
+            given = texts.head, NO_ORDER, texts.tail, texts.flat
+            found = [write(tuple_data(row), 0, lsn, 0, 0, 0, *given) for row in rows]
+            if None not in found:
+                return [(event.key, row_of(event.value)) for event in found]
         try:
             chosen = rows if table.rules is None else map(table.rules.chosen, rows)
             return [

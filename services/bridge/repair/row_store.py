@@ -1,22 +1,28 @@
 """Rows by key on disk, so that memory is bounded whatever a table's size: a SQLite file.
 
     told    what the topics tell of each key: its last row, UNKNOWN, or NULL where it was deleted
-    there   the rows that the table has
-    differs what makes the first equal to the second, in order
+    there   the rows that the table has and the topics do not tell, or tell otherwise
+    differs what makes the first equal to the second
 
-The file is of one run; nothing is read from it after a crash.
+Which of the told keys the table has is noted in memory, in a bit for each. The file is of one run;
+nothing is read from it after a crash.
 """
 
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from services.bridge.repair.comparison import Difference, differences
+from services.bridge.repair.comparison import Difference, difference
 
 _CACHE_KIB: Final = 131_072
 _ITEMS_AT_ONCE: Final = 2_000
+_KEYS_AT_ONCE: Final = 500
+_KNOWN: Final = f"SELECT key, id, row FROM told WHERE key IN ({', '.join('?' * _KEYS_AT_ONCE)})"  # noqa: S608
+_LIVE: Final = "SELECT id, key, row FROM told WHERE id BETWEEN ? AND ? AND row IS NOT NULL"
+_ALL_BITS: Final = 255
 Item = TypeVar("Item")
 
 
@@ -51,12 +57,15 @@ class RowStore:
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(
-            "CREATE TABLE told (key BLOB PRIMARY KEY, row BLOB, part INT, lsn INT, seq INT)"
-            " WITHOUT ROWID;"
+            "CREATE TABLE told (id INTEGER PRIMARY KEY, key BLOB UNIQUE, row BLOB,"
+            " part INT, lsn INT, seq INT);"
             "CREATE TABLE there (key BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID;"
-            "CREATE TABLE differs"
-            " (number INTEGER PRIMARY KEY, op TEXT, key BLOB, before BLOB, after BLOB);"
+            "CREATE TABLE differs (key BLOB PRIMARY KEY, op TEXT, before BLOB, after BLOB)"
+            " WITHOUT ROWID;"
         )
+        self._seen = bytearray()
+        """Bit n % 8 of byte n // 8: the table has the key of the told row `id` n."""
+        self._one_key: bytes | None = None
 
     def close(self) -> None:
         """Close and remove the file."""
@@ -70,7 +79,8 @@ class RowStore:
         """
         self._db.execute("BEGIN")
         self._db.executemany(
-            "INSERT INTO told VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET"
+            "INSERT INTO told (key, row, part, lsn, seq) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET"
             " row = excluded.row, part = excluded.part, lsn = excluded.lsn, seq = excluded.seq"
             " WHERE told.part = excluded.part"
             "    OR (excluded.lsn, excluded.seq) >= (told.lsn, told.seq)",
@@ -88,15 +98,42 @@ class RowStore:
         self._db.execute("UPDATE told SET row = NULL WHERE part = ?", [partition])
 
     def take_there(self, rows: Iterable[tuple[bytes, bytes]]) -> int:
-        """Take in rows of the table; return how many keys came a second time."""
-        before = self._db.total_changes
-        taken = 0
+        """Take in rows of the table; return how many keys came a second time.
+
+        Call this once all is told.
+        """
+        repeated, items = 0, iter(rows)
         self._db.execute("BEGIN")
-        for key, row in rows:
-            self._db.execute("INSERT OR IGNORE INTO there VALUES (?, ?)", [key, row])
-            taken += 1
+        while some := list(islice(items, _KEYS_AT_ONCE)):
+            self._one_key = self._one_key or some[0][0]
+            repeated += self._take_some(some)
         self._db.execute("COMMIT")
-        return taken - (self._db.total_changes - before)
+        return repeated
+
+    def _take_some(self, some: list[tuple[bytes, bytes]]) -> int:
+        keys = [key for key, _ in some]
+        keys += keys[:1] * (_KEYS_AT_ONCE - len(keys))
+        known = {key: (id_, row) for key, id_, row in self._db.execute(_KNOWN, keys)}
+        repeated, others = 0, []
+        for key, row in some:
+            if (told := known.get(key)) is None:
+                others.append((key, row))
+            elif self._saw(told[0]):
+                repeated += 1
+            elif told[1] != row:
+                others.append((key, row))
+        before = self._db.total_changes
+        self._db.executemany("INSERT OR IGNORE INTO there VALUES (?, ?)", others)
+        return repeated + len(others) - (self._db.total_changes - before)
+
+    def _saw(self, id_: int) -> bool:
+        """Note that the table has the key of a told row; return whether that was known."""
+        at, bit = id_ // 8, 1 << id_ % 8
+        if at >= len(self._seen):
+            self._seen.extend(bytes(max(at + 1 - len(self._seen), len(self._seen), 4_096)))
+        known = self._seen[at] & bit
+        self._seen[at] |= bit
+        return known != 0
 
     def compare(self, *, whole: bool, while_waiting: Callable[[], None]) -> dict[str, int]:
         """Find and keep the differences; return how many there are, by op.
@@ -104,28 +141,55 @@ class RowStore:
         Not `whole`: the topic lacks its first events, and the table is told to be empty before.
         """
         counts = {"c": 0, "u": 0, "d": 0}
-        told = "SELECT key, row FROM told WHERE row IS NOT NULL ORDER BY key"
-        there = "SELECT key, row FROM there ORDER BY key"
+        pairs = self._different_rows if whole else self._all_rows
         self._db.execute("BEGIN")
         self._db.execute("DELETE FROM differs")
-        topic_rows = in_time(self._db.execute(told), while_waiting) if whole else ()
-        for found in differences(topic_rows, in_time(self._db.execute(there), while_waiting)):
-            counts[found.op] += 1
-            self._db.execute(
-                "INSERT INTO differs (op, key, before, after) VALUES (?, ?, ?, ?)", found
-            )
+        for key, told, there in in_time(pairs(), while_waiting):
+            if (found := difference(key, told, there)) is not None:
+                counts[found.op] += 1
+                values = (found.key, found.op, found.before, found.after)
+                self._db.execute("INSERT INTO differs VALUES (?, ?, ?, ?)", values)
         self._db.execute("COMMIT")
         return counts
 
+    def _different_rows(self) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
+        """Yield each key whose rows may differ: the topics' row and the table's, None for none."""
+        yield from self._db.execute(
+            "SELECT h.key, t.row, h.row FROM there h LEFT JOIN told t ON t.key = h.key"
+        )
+        (count,) = self._db.execute("SELECT coalesce(max(id), 0) FROM told").fetchone()
+        for at in range(count // 8 + 1):
+            if at < len(self._seen) and self._seen[at] == _ALL_BITS:
+                continue
+            for id_, key, row in self._db.execute(_LIVE, [8 * at, 8 * at + 7]):
+                if not self._is_seen(id_):
+                    yield key, row, None
+
+    def _all_rows(self) -> Iterator[tuple[bytes, None, bytes]]:
+        """Yield each key of the table with its row, as if the topics told none."""
+        for key, row in self._db.execute("SELECT key, row FROM there"):
+            yield key, None, row
+        query = (
+            "SELECT t.id, t.key, t.row FROM told t LEFT JOIN there h ON h.key = t.key"
+            " WHERE h.key IS NULL"
+        )
+        for id_, key, row in self._db.execute(query):
+            if self._is_seen(id_):
+                yield key, None, row
+
+    def _is_seen(self, id_: int) -> bool:
+        at = id_ // 8
+        return at < len(self._seen) and self._seen[at] & 1 << id_ % 8 != 0
+
     def deletes_other_keys(self) -> bool:
         """Tell whether rows to delete have keys of other columns than the table's rows have."""
-        one = self._db.execute("SELECT key FROM there LIMIT 1").fetchone()
+        if self._one_key is None:
+            return False
+        names = json.loads(self._one_key).keys()
         deleted = self._db.execute("SELECT key FROM differs WHERE op = 'd'")
-        return one is not None and any(
-            json.loads(key).keys() != json.loads(one[0]).keys() for (key,) in deleted
-        )
+        return any(json.loads(key).keys() != names for (key,) in deleted)
 
     def differences(self) -> Iterator[Difference]:
-        """Yield the differences that `compare` found, in order."""
-        for row in self._db.execute("SELECT op, key, before, after FROM differs ORDER BY number"):
+        """Yield the differences that `compare` found, in the order of their keys."""
+        for row in self._db.execute("SELECT op, key, before, after FROM differs ORDER BY key"):
             yield Difference(*row)
