@@ -176,10 +176,10 @@ def rebuild(
     config: Config,
     table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
 ) -> None:
-    """Ask `run` to fill tables from Kafka anew with its next epoch. Old rows stay until then."""
+    """Ask `run` to fill tables from Kafka anew, beside its epochs. Old rows stay until then."""
     with exit_codes(as_json=False), _operating(config) as operator:
         for name in operator.rebuild(table):
-            write_line(f"{name}: `slottables run` makes it anew with its next epoch")
+            write_line(f"{name}: `slottables run` makes it anew beside its epochs")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The commands of an operator on existing tables, besides `slottables run`."""
 
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 
 import structlog
@@ -35,7 +36,10 @@ class Operator:
         self._tables = Tables(require(settings.kafka, "kafka"), self._settings)
 
     def rebuild(self, names: Sequence[str]) -> Iterator[str]:
-        """Mark tables (`schema.table`); raise SettingsError for one that is not there."""
+        """Mark tables (`schema.table`) to be made anew, beside the epochs.
+
+        Raise SettingsError for one that is not there, or whose rebuild is not done.
+        """
         states = self._tables.states(self._spark)
         ledger = Ledger(self._tables.namespace, self._settings)
         parked = self._parked(ledger)
@@ -48,8 +52,16 @@ class Operator:
                     subject=self._tables.namespace,
                     hint=f"tables: {', '.join(sorted(states)) or 'none'}",
                 )
+            if state.rebuild:
+                raise SettingsError(
+                    f"{name} is being rebuilt already",
+                    operation="rebuild",
+                    subject=self._tables.namespace,
+                    hint="`slottables status` shows how far it is; `slottables run` must be "
+                    "running. A parked table whose rebuild waits: `slottables unpark`",
+                )
             table = catalog.load(self._spark, state.identifier)
-            catalog.set_property(table, catalog.REBUILD, "asked")
+            catalog.set_property(table, catalog.REBUILD, uuid.uuid4().hex)
             if name in parked:
                 ledger.unpark(self._spark, {name: parked[name]})
             yield name

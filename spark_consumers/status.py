@@ -16,6 +16,7 @@ from schemas.lsn import format_lsn
 from schemas.tables import TablesSettings
 
 _TIMEOUT_S: Final = 5.0
+_BAR_WIDTH: Final = 20
 _OPERATION: Final = "ask slottables run"
 _EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 - addresses to listen on, not to ask
 
@@ -24,8 +25,9 @@ _EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 - addresses to listen o
 class RunStatus:
     """One look at a run: its last epoch, how far it is behind, and its tables.
 
-    `rows`: written to each table since the run began. `rebuilding`: tables that are to be made
-    anew. `filling`: tables that lack rows of a snapshot. `parked`: tables that stay behind, each
+    `rows`: written to each table since the run began. `rebuilding`: tables that are made anew;
+    `rebuild_ratio`: how much of its topic each has read, 0 to 1. `filling`: tables that lack rows
+    of a snapshot. `parked`: tables that stay behind, each
     with `has` and `refused_at` (LSNs), `reason` and `remedy`. `time_s`: when it was, by a clock
     that only goes forwards.
     """
@@ -36,6 +38,7 @@ class RunStatus:
     lag_seconds: float
     rows: dict[str, int]
     rebuilding: list[str]
+    rebuild_ratio: dict[str, float]
     filling: list[str]
     parked: dict[str, dict[str, str]]
     time_s: float
@@ -67,7 +70,7 @@ class RunStatus:
         for name in sorted({*self.rows, *self.rebuilding, *self.filling, *self.parked}):
             rate = f"{rates[name]:,.0f}" if name in rates else ""
             note = "filling: a snapshot has rows to bring" if name in self.filling else ""
-            note = "to be rebuilt" if name in self.rebuilding else note
+            note = _bar(self.rebuild_ratio.get(name, 0.0)) if name in self.rebuilding else note
             note = f"parked, has {self.parked[name]['has']}" if name in self.parked else note
             table.add_row(Text(name), f"{self.rows.get(name, 0):,}", rate, note)
         notes = (
@@ -75,6 +78,11 @@ class RunStatus:
             for n, p in sorted(self.parked.items())
         )
         return Group(Text(head), table, *notes)
+
+
+def _bar(ratio: float) -> str:
+    done = int(ratio * _BAR_WIDTH)
+    return f"being rebuilt {'█' * done}{'░' * (_BAR_WIDTH - done)} {ratio:.0%} of its topic read"
 
 
 def read_run_status(settings: TablesSettings) -> RunStatus:
@@ -127,6 +135,7 @@ def parsed_status(text: str, time_s: float) -> RunStatus:
         plain["slottables_lag_seconds"],
         {n: int(v) for metric, n, v in by_table if metric == "slottables_table_rows_total"},
         sorted(n for metric, n, v in by_table if metric == "slottables_table_rebuild" and v),
+        {n: v for metric, n, v in by_table if metric == "slottables_table_rebuild_ratio"},
         sorted(n for metric, n, v in by_table if metric == "slottables_table_filling" and v),
         {found["table"]: {n: v for n, v in found.items() if n != "table"} for found in parked},
         time_s,

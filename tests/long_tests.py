@@ -92,6 +92,7 @@ LONG: Final = (
     f"{_SIGNAL}[before kafka commit]",
     f"{_SIGNAL}[signal marked]",
     f"{_TABLES}test_drill.py::",
+    f"{_TABLES}test_rebuilds.py::test_a_kill_anywhere_leaves_the_old_table_or_the_new_one[all]",
     f"{_TABLES}test_indexed_delete.py::test_index_stays_true_through_any_cut_kill_or_compaction[1]",
     f"{_TABLES}test_snapshot_rows.py::test_tables_equal_the_source_after_a_snapshot_under_load[his",
     f"{_TABLES}test_operations.py::test_a_file_is_written_anew_only_when_much_of_it_is_deleted[500",

@@ -9,26 +9,29 @@
     6. follow  the key indexes, which readers do not wait for (epochs/stage)
 
 After a kill the tables tell how far it came: one that has a later LSN than the ledger gives the LSN
-of the cut, which is then made again; tables that have it are left alone. A table that an epoch
-brings nothing is not touched: the record says that it has the epoch all the same. A table that is
-refused in 2 or 3 is parked (epochs/parking).
+of the cut, which is then made again (epochs/last_epoch); tables that have it are left alone. A
+table that an epoch brings nothing is not touched: the record says that it has the epoch all the
+same. A table that is refused in 2 or 3 is parked (epochs/parking). Rebuilds are between epochs
+(epochs/rebuilds).
 """
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import OperatorNeeded
-from schemas.lsn import format_lsn
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs import incomplete_tables
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
+from spark_consumers.epochs.last_epoch import last_epoch, with_epoch
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place
 from spark_consumers.epochs.parking import Parking
+from spark_consumers.epochs.rebuilds import Rebuilds, Topics
 from spark_consumers.epochs.report import EpochReport, TableReport, table_report
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.epochs.table_writer import Work
@@ -37,7 +40,7 @@ from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.events.shape import in_use
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.staging import Adopted
-from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
+from spark_consumers.iceberg.tables import OpenTable, State, Tables
 from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
@@ -66,6 +69,7 @@ class EpochRunner:
         self._shapes = ShapeLog(kafka, topics, self._naming, self._follows, keeps_refused=parks)
         self._divergences = Divergences(kafka, topics)
         self._dead = DeadLetters(kafka, topics, self._follows)
+        self._asked = self._ledger.asked(spark)
         self._states = {
             name: state
             for name, state in self._tables.states(spark).items()
@@ -74,9 +78,15 @@ class EpochRunner:
         }
         self._stage = Stage(spark, self._settings, self._tables.namespace)
         self._stage.retain_indexes(self._states.values())
-        self._asked = ""
         self.parking = Parking(spark, self._settings, self._tables, self._ledger, self._states)
-        self._record, self._redo_lsn = self._found()
+        record = self._ledger.last(spark)
+        self._unrecorded = record is None
+        self._states |= with_epoch(self._states, record)
+        self._record, self._redo_lsn = last_epoch(self._states, record)
+        self.parking.recall(self._record, self._follows)
+        read = Topics(topics, self._reader, self._shapes, self._dead, self._topic)
+        self.rebuilds = Rebuilds(spark, self._settings, self._tables, read, self.parking)
+        self._brought: Counter[str] = Counter()
         self.topic = TransactionTopic(kafka, topics, self._follows, traced=settings.tracing.enabled)
         self._topic_id = self._record.transaction_topic_id
         self._log = Transactions(self._record.transaction_offset, self._record.commit_lsn)
@@ -107,6 +117,12 @@ class EpochRunner:
     def redoes(self) -> bool:
         """Whether an epoch that was begun is still to be made again."""
         return self._redo_lsn is not None
+
+    @property
+    def works_alone(self) -> bool:
+        """Whether `step` has something to do although no transaction waits."""
+        active = not self._unrecorded and self.rebuilds.active(self._states)
+        return bool(active) or self._redo_lsn == self._record.commit_lsn
 
     def waiting(self) -> tuple[int, int]:
         """Tell since when transactions wait, and how many bytes of WAL the tables are behind.
@@ -165,11 +181,12 @@ class EpochRunner:
         OperatorNeeded for a dead letter or where Kafka lacks events.
         """
         started = time.monotonic()
+        self._advance_rebuilds()
         cut = self._cut()
         if cut is None:
             return None
         epoch = self._record.epoch + 1
-        self.parking.begin(self._record, cut, self._states)
+        self.parking.begin(self._record, cut.commit_lsn, self._states)
         without = self._refused_by_kafka(cut)
         opened = self._open(cut)
         anew = incomplete_tables.made_anew(self._dead, opened)
@@ -187,22 +204,34 @@ class EpochRunner:
         adopted = self._seal(epoch, cut, taken)
         self._log.done(cut)
         self._redo_lsn = None
+        self._brought = cut.counts
         self._stage.advance_indexes(adopted)
+        told = cut.counts.keys() | (self.rebuilds.ready.keys() & adopted.keys())
+
+        def reported(name: str) -> TableReport:
+            return table_report(taken.summaries.get(self._topic(name)), self._stage.ways.get(name))
+
+        refused, self.parking.refused = self.parking.refused, {}
         return EpochReport(
             epoch,
             cut.commit_lsn,
             cut.transactions,
             time.monotonic() - started,
-            max((p.ts_us_max // 1000 for p in taken.summaries.values()), default=cut.ts_ms),
-            {n: self._report(n, taken) for n in cut.counts if n not in self.parking.tables},
+            max((p.ts_us_max for p in taken.summaries.values()), default=0) // 1000 or cut.ts_ms,
+            {n: reported(n) for n in told if n not in self.parking.tables},
             sum(without.values()),
             quarantined,
             tuple(cut.traces),
-            self.parking.refused,
+            refused,
         )
 
-    def _report(self, name: str, taken: Taken) -> TableReport:
-        return table_report(taken.summaries.get(self._topic(name)), self._stage.ways.get(name))
+    def _advance_rebuilds(self) -> None:
+        """Bring a rebuild on by one part, and see which the next epoch makes the tables."""
+        if not self._unrecorded and self.rebuilds.active(self._states):
+            self._read_small_topics()
+            self.parking.begin(self._record, self._record.commit_lsn, self._states)
+        record, parts = None if self._unrecorded else self._record, self._redo_lsn is None
+        self.rebuilds.advance(record, self._states, self._brought, parts=parts)
 
     def _refused_by_kafka(self, cut: Cut) -> dict[str, int]:
         """Count the events that Kafka has refused and tables do without; refuse other tables."""
@@ -214,38 +243,13 @@ class EpochRunner:
             *(self._dead, done, cut), others=others, held=held, refuse=refuse
         )
 
-    def _found(self) -> tuple[EpochRecord, int | None]:
-        """Return the last epoch that is done, and the commit LSN of one that was begun after it.
-
-        The LSN is None where no later epoch was begun.
-        """
-        record = self._ledger.last(self._spark)
-        self._unrecorded = record is None
-        if record is not None:  # tables that its epoch brought nothing have it all the same
-            for name, place in record.tables.items():
-                state = self._states.get(name)
-                same = state and place.uuid == state.uuid and state.parked is None
-                if state and same and state.epoch <= record.epoch:
-                    self._states[name] = state.at(record.epoch, record.commit_lsn)
-        found = [s for s in self._states.values() if not s.rebuild and s.parked is None]
-        positions = [s.commit_lsn for s in found]
-        if record is None:
-            done = min(positions, default=NEVER)
-            epoch = max((s.sealed[0] for s in self._states.values()), default=0)
-            epoch -= max(positions, default=NEVER) > done  # one was begun
-            record = EpochRecord(max(epoch, 0), done, 0, {}, None, {})
-        self.parking.recall(record, self._follows)
-        begun = max(positions, default=NEVER)
-        if begun <= record.commit_lsn:
-            return record, None
-        log.info(
-            "an unfinished epoch is continued",
-            next_epoch=record.epoch + 1,
-            commit_lsn=format_lsn(begun),
-        )
-        return record, begun
-
     def _cut(self) -> Cut | None:
+        waiting = self._log.waiting()[1]
+        record, done, now_ms = self._record, self._record.commit_lsn, int(time.time() * 1000)
+        made = self._redo_lsn is None and self.rebuilds.ready
+        if self._redo_lsn == done or (made and not waiting):  # an epoch without transactions
+            self._read_small_topics()
+            return Cut(done, record.transaction_offset or 0, now_ms, record.commit_ts_ms)
         if self._redo_lsn is not None:
             if not self._log.reaches(self._redo_lsn):
                 return None
@@ -254,10 +258,9 @@ class EpochRunner:
             if cut is None:
                 raise self._lost(self._redo_lsn)
             return cut
-        if not self._log.waiting()[1]:
+        if not waiting:
             return None
         self._read_small_topics()
-        done = self._record.commit_lsn
         limits = self._shapes.first_change(done), self._ledger.audits.first_cut(self._spark, done)
         return self._log.cut(self._settings.offsets_per_trigger_max, *limits)
 
@@ -287,26 +290,27 @@ class EpochRunner:
         found: dict[str, OpenTable] = {}
         for name in {*cut.counts, *self._behind(cut)}:
             state = self._states.get(name)
-            has = state is not None and not state.rebuild and state.commit_lsn >= cut.commit_lsn
-            if not has and not self.parking.held(name):
+            has = state is not None and state.commit_lsn >= cut.commit_lsn
+            if (name in self.rebuilds.ready or not has) and not self.parking.held(name):
                 with self.parking.judging(name):
                     shapes = self._shapes.require(name, cut.commit_lsn)
-                    found[name] = self._tables.open(self._spark, shapes, state)
+                    table = self._tables.open(self._spark, shapes, state)
+                    found[name] = self.rebuilds.opened(name, table, shapes)
         return found
 
     def _behind(self, cut: Cut) -> Iterable[str]:
         """Return the tables that are behind the others, and parked ones that are to return.
 
-        The epoch may bring them something or not. These are tables to be rebuilt, dropped by
-        somebody, or not followed until now. Without a record of epochs a table tells only which
-        epoch reached it last: all tables that are not at the cut are read again.
+        The epoch may bring them something or not. These are tables that a rebuild has filled,
+        dropped by somebody, or not followed until now. Without a record of epochs a table tells
+        only which epoch reached it last: all tables that are not at the cut are read again.
         """
         done = self._record.commit_lsn
         if self._unrecorded and self._redo_lsn is not None:
             done = cut.commit_lsn
         lost = {*self._record.tables, *self._shapes.known_at(done)} - set(self._states)
-        late = {n for n, s in self._states.items() if s.rebuild or s.commit_lsn < done}
-        found = lost | late | set(self.parking.tables)
+        late = {n for n, s in self._states.items() if s.commit_lsn < done}
+        found = lost | late | self.rebuilds.ready.keys() | set(self.parking.tables)
         return {n for n in found if not sums.is_sums(n) and self._follows(n)}
 
     def _read(self, cut: Cut, opened: dict[str, OpenTable], without: dict[str, int]) -> Taken:
@@ -317,7 +321,8 @@ class EpochRunner:
             for name, table in opened.items()
         }
         refuse = self.parking.refuse
-        taken = self._reader.read(cut, known, wanted, self._record.offsets, require_first, refuse)
+        offsets = self._record.offsets | self.rebuilds.offsets()
+        taken = self._reader.read(cut, known, wanted, offsets, require_first, refuse)
         self.parking.drop_refused(opened)
         return taken
 
@@ -370,14 +375,18 @@ class EpochRunner:
             parked,
         )
         asked = self._ledger.write(self._spark, record)
-        self._record, self._states = record, states
-        if asked != self._asked:
-            self._asked = asked
-            self._look_for_rebuilds()
+        self._record, self._states, self._unrecorded = record, states, False
+        self._look_for(asked)
         return adopted
 
-    def _look_for_rebuilds(self) -> None:
-        """See which tables are to be made anew, also those that no epoch brings anything."""
+    def look_for_requests(self) -> None:
+        """See which tables are to be made anew; call it between two epochs."""
+        self._look_for(self._ledger.asked(self._spark))
+
+    def _look_for(self, asked: str) -> None:
+        if asked == self._asked:
+            return
+        self._asked = asked
         for name, found in self._tables.states(self._spark).items():
             state = self._states.get(name)
             if state is not None and found.rebuild:

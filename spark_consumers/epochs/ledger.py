@@ -188,6 +188,12 @@ class Ledger:
         if spark.catalog.tableExists(self.identifier):
             catalog.set_property(catalog.load(spark, self.identifier), ASKED, what)
 
+    def asked(self, spark: SparkSession) -> str:
+        """Return what was last asked of the tables (`ask`), "" for nothing."""
+        if not spark.catalog.tableExists(self.identifier):
+            return ""
+        return catalog.properties(catalog.load(spark, self.identifier)).get(ASKED, "")
+
     def unparked(self, spark: SparkSession) -> dict[str, int]:
         """Return the parkings that an operator has ended: table -> their `at_ms`."""
         if not spark.catalog.tableExists(self.identifier):

@@ -193,11 +193,13 @@ class Metrics:
         self._records.inc(records)
         self._behind.set(behind)
 
-    def rebuilding(self, tables: Iterable[str]) -> None:
-        """Record which tables wait for their rebuild, or are being rebuilt."""
-        self._rebuild.clear()
-        for name in tables:
-            self._rebuild.labels(name).set(1)
+    def rebuilding(self, tables: Mapping[str, float]) -> None:
+        """Record which tables are made anew, each with how much of its topic is read (0 to 1)."""
+        for gauge in self._rebuild:
+            gauge.clear()
+        for name, ratio in tables.items():
+            for gauge, value in zip(self._rebuild, (1, ratio), strict=True):
+                gauge.labels(name).set(value)
 
     def filling(self, tables: Iterable[str]) -> None:
         """Record which tables lack rows that a snapshot of the bridge has yet to bring."""
@@ -222,7 +224,9 @@ class Metrics:
         return Gauge(f"slottables_{name}", what, registry=self.registry)
 
 
-def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge, Gauge, Gauge]:
+def _by_table(
+    registry: CollectorRegistry,
+) -> tuple[Counter, tuple[Gauge, Gauge], Gauge, Gauge]:
     rows = Counter(
         "slottables_table_rows",
         "Rows written to each table, by source table.",
@@ -232,6 +236,13 @@ def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge, Gauge, Gauge
     rebuild = Gauge(
         "slottables_table_rebuild",
         "1 while a table waits for its rebuild, or is being rebuilt, by source table.",
+        ["table"],
+        registry=registry,
+    )
+    ratio = Gauge(
+        "slottables_table_rebuild_ratio",
+        "How much of a table's topic its rebuild has read, from 0 to 1, by source table. No series "
+        "without a rebuild.",
         ["table"],
         registry=registry,
     )
@@ -249,4 +260,4 @@ def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge, Gauge, Gauge
         ["table"],
         registry=registry,
     )
-    return rows, rebuild, parked, filling
+    return rows, (rebuild, ratio), parked, filling

@@ -4,9 +4,10 @@ park     the note is written into the Iceberg table's properties; nothing of the
 held     epoch after epoch, the record lists the table as parked, with its own last epoch, and
          counts the events that it lacks
 return   an operator asks for it (`slottables unpark` or `rebuild`, or by dropping the table): the
-         next epoch reads what the table lacks (to make it anew: all), counts what came since it
-         was parked, and brings it with its own events in one commit, which removes the note; or
-         the table is refused and parked again
+         next epoch reads what the table lacks (of one that was dropped: all), counts what came
+         since it was parked, and brings it with its own events in one commit, which removes the
+         note; or the table is refused and parked again. A rebuild (epochs/rebuilds) first brings
+         what there was before
 """
 
 import threading
@@ -57,7 +58,9 @@ class Parking:
         self.tables: dict[str, ParkedTable] = {}
         """The parked tables, those that are to return included."""
         self.refused: dict[str, str] = {}
-        """The tables that the epoch under way has parked, with the reason."""
+        """The tables that were parked since the last epoch, with the reason."""
+        self.rebuilding: set[str] = set()
+        """The tables that can't return yet, as their rebuild goes on."""
 
     def recall(self, record: EpochRecord, follows: Callable[[str], bool]) -> None:
         """Take over what the record and the tables themselves tell."""
@@ -78,14 +81,17 @@ class Parking:
             log.warning("a table is parked", table=name, **found.parked.described())
         self.look()
 
-    def begin(self, record: EpochRecord, cut: Cut, states: dict[str, State]) -> None:
-        """Begin an epoch after `record`."""
-        self._record, self._cut_lsn, self._states = record, cut.commit_lsn, states
-        self.refused = {}
+    def begin(self, record: EpochRecord, cut_lsn: int, states: dict[str, State]) -> None:
+        """Begin an epoch up to `cut_lsn` after `record`, or a part of a rebuild beside it."""
+        self._record, self._cut_lsn, self._states = record, cut_lsn, states
 
     def held(self, name: str) -> bool:
         """Tell whether the epoch is to leave a table alone."""
-        return name in self.tables and name not in self._returning
+        return name in self.tables and (not self.returns(name) or name in self.rebuilding)
+
+    def returns(self, name: str) -> bool:
+        """Tell whether a table is to be with the others: it is, or an operator wants it to be."""
+        return name not in self.tables or name in self._returning
 
     def wanted(self, name: str, table: OpenTable, known_lsn: int, events: int) -> Wanted:
         """Return what is to be read of a table's topic, and how many events are to be there.
@@ -107,7 +113,8 @@ class Parking:
 
     def uncounted(self) -> set[str]:
         """Return the tables that are to return and may lack events, as nobody has counted them."""
-        return {name for name in self._returning if self.tables[name].events is None}
+        waiting = self._returning - self.rebuilding
+        return {name for name in waiting if self.tables[name].events is None}
 
     def positions(self) -> dict[str, int]:
         """Return the commit LSN after which each parked table's events are counted."""
@@ -133,12 +140,18 @@ class Parking:
         try:
             yield
         except (*FOREIGN, SlotbridgeError) as error:
-            failure = translated(error, "apply an epoch")
-            foreign = failure is not error and not isinstance(failure, BadInput)
-            if not self._parks or foreign or not concerns_one_table(failure):
+            failure = self.fault(error)
+            if not self._parks or failure is None:
                 raise
             with self._parking:
                 self._park(name, failure)
+
+    @staticmethod
+    def fault(error: Exception) -> SlotbridgeError | None:
+        """Return the error of one table's part that `error` is, None where it may be anybody's."""
+        failure = translated(error, "apply an epoch")
+        foreign = failure is not error and not isinstance(failure, BadInput)
+        return None if foreign or not concerns_one_table(failure) else failure
 
     def refuse(self, name: str, error: SlotbridgeError) -> None:
         """Park a table because of `error`, or raise that."""

@@ -43,13 +43,14 @@ class Quarantine:
 
     def put_aside(
         self,
-        epoch: int,
+        epoch: int | None,
         events: DataFrame,
         summaries: Iterable[tuple[TopicSummary, Sequence[Shape]]],
         refuse: Callable[[str, SlotbridgeError], None],
     ) -> Bad:
         """Write the bad events of an epoch down, once, and say where they are.
 
+        `epoch` None: of a rebuild, which writes down those that are not there yet.
         When they are more than PLACES_MAX, `refuse` is called with the topic that has most of them;
         if that returns, the topic is left out.
         """
@@ -82,11 +83,14 @@ class Quarantine:
             where.setdefault(place.topic, []).append((place.partition, place.offset))
         return where
 
-    def _write(self, epoch: int, bad: DataFrame) -> None:
+    def _write(self, epoch: int | None, bad: DataFrame) -> None:
         if not self._spark.catalog.tableExists(self._identifier):
             self._spark.sql(f"CREATE TABLE {self._identifier} ({_SQL}) USING iceberg")
         table = catalog.load(self._spark, self._identifier)
-        if int(catalog.brought(table).get(catalog.EPOCH, -1)) < epoch:
+        if epoch is None:
+            there = self._spark.table(self._identifier)
+            bad = bad.join(there, ["topic", "partition", "offset"], "left_anti")
+        if epoch is None or int(catalog.brought(table).get(catalog.EPOCH, -1)) < epoch:
             bad.withColumn("epoch", F.lit(epoch).cast("bigint")).writeTo(self._identifier).append()
         log.warning("events were put into the quarantine", table=self._identifier, epoch=epoch)
 

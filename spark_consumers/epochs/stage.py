@@ -117,7 +117,8 @@ class Stage:
         def stage(item: Work) -> None:
             state = states.get(item.name)
             known = state.sealed if state else (NEVER, NEVER)
-            base = self._staging.begin(item.table.identifier, known)
+            table = item.table
+            base = self._staging.begin(table.identifier, known, rebuilt=table.rebuilt)
             filled = base.snapshot is not None and table_writer.fill(self._spark, item)
             by_index = None if filled else self._deletes(item, base, values)
             way = table_writer.write_table(item, own(item.summary.topic), by_index)
@@ -151,7 +152,7 @@ class Stage:
 
     def _deletes(self, work: Work, base: Base, values: dict[str, str]) -> Deletes | None:
         """Return what deletes a table's changed rows by the index of its keys, if it has one."""
-        if self._indexes is None:
+        if self._indexes is None or work.table.rebuilt:
             return None
         from spark_consumers.iceberg.indexed_delete import Target
 
@@ -169,10 +170,12 @@ class Stage:
             item = self._work.get(name)
             unset = [catalog.PARKED]
             unset += [catalog.REPLACED, catalog.FILLS] if item else []
-            if item and item.table.rebuild:
-                unset.append(catalog.REBUILD)
+            if item and item.table.rebuilt:
+                unset += [catalog.REBUILD, catalog.REBUILD_NOTE]
             base = self._bases[name]
             adopted[name] = self._staging.adopt(base, values, tag, unset)
+            if item and item.table.rebuilt:
+                log.info("a rebuild is done", table=name)
 
         at_once(adopt, sorted(self._bases))
         return adopted
@@ -198,7 +201,12 @@ class Stage:
             item, state = self._work.get(settings.source), states.get(settings.source)
             if item is not None:
                 layout, source = item.table.layout, self._staging.branch(self._bases[item.name])
-            elif state is not None and state.shape and state.commit_lsn == cut.commit_lsn:
+            elif (
+                state is not None
+                and state.shape
+                and state.commit_lsn == cut.commit_lsn
+                and (cut.transactions or state.sealed[0] == epoch)
+            ):
                 # The source had the epoch already when it was begun again: the sums may not.
                 layout, source = layout_of(self._settings, state.shape), state.identifier
             else:

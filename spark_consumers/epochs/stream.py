@@ -73,7 +73,7 @@ class Stream:
         """The offset up to which all micro-batches are done."""
         self._maintained = time.monotonic()
         self._audits = AuditLog(runner.namespace)
-        self._next_look = self._maintained
+        self._next_look = self._next_request = self._maintained
 
     def run(self, *, until_idle_s: float | None, once: bool) -> None:
         """Run epochs until `stop` is set; finish the epoch under way first.
@@ -90,6 +90,8 @@ class Stream:
             query = self._start(once=once)
             try:
                 self._watch(query, until_idle_s)
+                if once:
+                    self._finish(query)
             finally:
                 self._end(query)
         finally:
@@ -183,18 +185,21 @@ class Stream:
         with self._working:
             if self._runner.waiting()[0]:
                 self._require_going_on()
-            self._tell_rebuilds()
-            done = self._runner.step()
-            self._metrics.waiting(*self._runner.waiting())
-            self._tell_rebuilds()
-            if done is not None:
-                self._report(done)
-                self._maintain()
+            return self._step()
+
+    def _step(self) -> bool:
+        """Bring the next epoch, if there is one; whether there was. Call it with `_working`."""
+        self._tell_rebuilds()
+        done = self._runner.step()
+        self._metrics.waiting(*self._runner.waiting())
+        self._tell_rebuilds()
+        if done is not None:
+            self._report(done)
+            self._maintain()
         return done is not None
 
     def _tell_rebuilds(self) -> None:
-        states = self._runner.states.items()
-        self._metrics.rebuilding([name for name, state in states if state.rebuild])
+        self._metrics.rebuilding(self._runner.rebuilds.progress(self._runner.states))
         self._metrics.parked(self._runner.parking.tables)
 
     def _look_around(self) -> None:
@@ -244,17 +249,35 @@ class Stream:
                 continue
             try:
                 self._maintain()
+                works = self._work_alone()
             finally:
                 self._working.release()
             if until_idle_s is None and not self._runner.redoes:
                 continue
-            if self._runner.topic.stable() > self._read_to:
+            if works or self._runner.topic.stable() > self._read_to:
                 idle_since = time.monotonic()
             idle_s = time.monotonic() - idle_since
             if idle_s >= _REDO_DEADLINE_S:
                 self._runner.require_redone()
             if until_idle_s is not None and idle_s >= until_idle_s:
                 break
+
+    def _work_alone(self) -> bool:
+        """Do what does not wait for transactions; whether there may be more. Needs `_working`."""
+        if time.monotonic() >= self._next_request:
+            self._next_request = time.monotonic() + _LOOK_EVERY_S
+            self._runner.look_for_requests()
+        if not self._runner.works_alone:
+            return False
+        self._step()
+        return True
+
+    def _finish(self, query: StreamingQuery) -> None:
+        """Bring what does not wait for transactions to its end, once the query has ended well."""
+        while self._failure is None and query.exception() is None and not self._stop.is_set():
+            with self._working:
+                if not self._work_alone():
+                    break
 
     def _end(self, query: StreamingQuery) -> None:
         """End the query after the epoch under way; raise what it ended with by itself."""

@@ -61,7 +61,8 @@ def adds_up(work: Work) -> bool:
 
 def _begins_anew(work: Work) -> bool:
     """Tell whether the rows that the table had before the epoch are replaced."""
-    return work.table.rebuild or _beginning(work.table, work.summary) is not None
+    table = work.table
+    return table.rebuild or table.rebuilt or _beginning(work.table, work.summary) is not None
 
 
 def folded(work: Work, own: DataFrame) -> DataFrame:

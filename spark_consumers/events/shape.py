@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from schemas.events import Column, SchemaEvent
@@ -138,6 +139,12 @@ def renamed(before: Shape, after: Shape) -> dict[str, str]:
     if kept & set(changed.values()) or set(changed) & set(changed.values()):
         return {}
     return changed
+
+
+def last_replacement(shapes: Sequence[Shape]) -> CommitPosition | None:
+    """Return the event from which on the source is another table for the last time, if it is."""
+    found = [after.since for before, after in pairwise(shapes) if before.another_table(after)]
+    return max(found, default=None)
 
 
 def in_use(shapes: Sequence[Shape], after_lsn: int) -> Sequence[Shape]:

@@ -6,6 +6,7 @@ What Spark's SQL has no word for is done here, and what SQL would need several c
 import contextlib
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -28,6 +29,7 @@ SHAPE = "slotbridge.shape"
 RULE = "slotbridge.rule"
 KEPT = "slotbridge.kept"
 REBUILD = "slotbridge.rebuild"
+REBUILD_NOTE = "slotbridge.rebuild_note"
 REPLACED = "slotbridge.replaced"
 FILLS = "slotbridge.fills"
 LACKS = "slotbridge.lacks"
@@ -39,7 +41,8 @@ COMMIT_LSN = "slotbridge.commit_lsn"
 commit LSN of an epoch in which an event of the table was left out (a dead letter, the quarantine),
 so that the table may have a row that the source has not. KEPT: columns that nothing fills any more.
 FILLS: what the next epoch puts into added columns of all rows (fills.py). SEEN_LSN: inserts that
-commit before it may be of rows that a snapshot brought."""
+commit before it may be of rows that a snapshot brought. REBUILD: asked for by which command; it is
+also in the summaries of the snapshots that a rebuild writes."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _ATTEMPTS: Final = 10
 """Commits to a table's references that another writer may be ahead of."""
@@ -168,13 +171,16 @@ def latest_of_epoch(table: Any, snapshot: int, epoch: int) -> int:
     current = table.currentSnapshot()
     found, brought = None, -1
     while current is not None:
-        if int(summary_of(current).get(EPOCH, -1)) > epoch:
+        if int(current.snapshotId()) == snapshot:
+            return snapshot if found is None else found
+        told = summary_of(current)
+        # What a rebuild wrote is of no epoch: it became the table later.
+        number = sys.maxsize if REBUILD in told else int(told.get(EPOCH, -1))
+        if number > epoch:
             found = None
         elif found is None:
             found = int(current.snapshotId())
-        brought = max(brought, int(summary_of(current).get(EPOCH, -1)))
-        if int(current.snapshotId()) == snapshot:
-            return snapshot if found is None else found
+        brought = max(brought, number)
         parent = current.parentId()
         current = None if parent is None else table.snapshot(parent)
     rolled_back = found is not None and brought <= epoch

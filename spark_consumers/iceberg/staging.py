@@ -7,12 +7,19 @@
 Nothing of an epoch is to be seen before `adopt`. A writer that was paused and overtaken is refused
 by `begin`, or by `adopt`: the table is not the one its branch began at. What is left of a branch
 by a kill is removed by the next `begin`.
+
+A rebuild has a branch of its own in the table, REBUILT, which stays from epoch to epoch:
+
+    begin_side   the branch begins at the table as it is, with a note of how far it is: at nothing
+    begin        a writer's branch begins at the rebuild's (`side`)
+    extend       one commit: the writer's branch becomes the rebuild's, with its note
+    adopt        as above; what was the table stays only under its tags
 """
 
 import contextlib
 import uuid
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -22,6 +29,8 @@ from spark_consumers.sql import quoted
 
 BRANCH = "slotbridge_epoch"
 """How the names of the branches begin."""
+REBUILT = "slotbridge_rebuild"
+"""The branch of a table that a rebuild fills."""
 _STAGED_WRITES = "write.wap.enabled"
 _WRITE_TO = "spark.wap.branch"
 
@@ -30,12 +39,14 @@ class Base(NamedTuple):
     """The table as it was when an epoch began.
 
     `snapshot`: the table's last snapshot, None while it has none. `head`: the branch's last
-    snapshot, None until the branch is written.
+    snapshot, None until the branch is written. `side`: the last snapshot of the rebuild's branch
+    that the branch began at, None where it began at the table.
     """
 
     identifier: str
     snapshot: int | None
     head: int | None = None
+    side: int | None = None
 
 
 class Staging:
@@ -50,29 +61,41 @@ class Staging:
         """The name of this writer's branches."""
         return self._branch
 
-    def begin(self, identifier: str, known: tuple[int, int], *, explicit: bool = False) -> Base:
+    def begin(
+        self,
+        identifier: str,
+        known: tuple[int, int],
+        *,
+        explicit: bool = False,
+        rebuilt: bool = False,
+    ) -> Base:
         """Prepare a table for an epoch after `known` (epoch and commit LSN, -1 for none).
 
         The branch is made at once: one that a write makes would count the table's rows and bytes
         from zero in its snapshot's summary. `explicit`: so is that of a table without snapshots.
-        Raise Retryable (NOT_READY) where the table has another epoch.
+        `rebuilt`: it begins at the rebuild's branch. Raise Retryable (NOT_READY) where the table
+        has another epoch, or no such branch.
         """
         table = catalog.load(self._spark, identifier)
         found = catalog.require_known(table, identifier, known)
         snapshot = catalog.snapshot_id(table)
+        side = catalog.ref_snapshot(table, REBUILT) if rebuilt else None
+        if rebuilt and side is None:
+            raise catalog.overtaken(identifier)
+        start = snapshot if side is None else side
         left = [name for name in catalog.ref_names(table) if name.startswith(BRANCH)]
-        anew = explicit or snapshot is not None
+        anew = explicit or start is not None
         if left or anew:
             manage = table.manageSnapshots()
             for name in left:
                 manage.removeBranch(name)
             if anew:
-                arguments = [self._branch] if snapshot is None else [self._branch, snapshot]
+                arguments = [self._branch] if start is None else [self._branch, start]
                 manage.createBranch(*arguments)
             manage.commit()
         if found.get(_STAGED_WRITES) != "true":  # made by an earlier version
             catalog.set_property(table, _STAGED_WRITES, "true")
-        return Base(identifier, snapshot)
+        return Base(identifier, snapshot, side=side)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -122,12 +145,56 @@ class Staging:
         if number is not None:
             manage = transaction.manageSnapshots()
             if head is not None:
-                manage.fastForwardBranch("main", self._branch).removeBranch(self._branch)
+                if base.side is None:
+                    manage.fastForwardBranch("main", self._branch)
+                else:
+                    manage.replaceBranch("main", head).removeBranch(REBUILT)
+                manage.removeBranch(self._branch)
             (manage.replaceTag if tag in refs else manage.createTag)(tag, number)
             manage.commit()
         transaction.commitTransaction()
         properties = {n: v for n, v in (found | values).items() if n not in unset}
         return Adopted(state_of(base.identifier, table, properties, large=large), number)
+
+    def extend(self, base: Base, note: str) -> None:
+        """Make the branch the rebuild's, and note how far that is, in one commit.
+
+        Raise Retryable (NOT_READY) where somebody else has changed one of them since `begin`.
+        """
+        table = catalog.load(self._spark, base.identifier)
+        head = catalog.ref_snapshot(table, self._branch)
+        same = catalog.ref_snapshot(table, REBUILT) == base.side and head == base.head
+        if not same or head is None or catalog.REBUILD not in catalog.properties(table):
+            raise catalog.overtaken(base.identifier)
+        transaction = table.newTransaction()
+        transaction.updateProperties().set(catalog.REBUILD_NOTE, note).commit()
+        manage = transaction.manageSnapshots()
+        if head != base.side:
+            manage.replaceBranch(REBUILT, head)
+        manage.removeBranch(self._branch).commit()
+        transaction.commitTransaction()
+
+
+def begin_side(table: Any, note: str) -> None:
+    """Begin a rebuild's branch, in place of one that is there, with its note, in one commit."""
+    snapshot = catalog.snapshot_id(table)
+    transaction = table.newTransaction()
+    transaction.updateProperties().set(catalog.REBUILD_NOTE, note).commit()
+    manage = transaction.manageSnapshots()
+    if catalog.ref_snapshot(table, REBUILT) is not None:
+        manage.removeBranch(REBUILT)
+    manage.createBranch(*([REBUILT] if snapshot is None else [REBUILT, snapshot])).commit()
+    transaction.commitTransaction()
+
+
+def end_side(table: Any) -> None:
+    """End a rebuild without a result, in one commit: nobody has asked for it then."""
+    transaction = table.newTransaction()
+    update = transaction.updateProperties()
+    update.remove(catalog.REBUILD).remove(catalog.REBUILD_NOTE).commit()
+    if catalog.ref_snapshot(table, REBUILT) is not None:
+        transaction.manageSnapshots().removeBranch(REBUILT).commit()
+    transaction.commitTransaction()
 
 
 class Adopted(NamedTuple):

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.settings import KafkaSettings
 from schemas.tables import TableRule, TablesSettings
-from spark_consumers.events.shape import CommitPosition, Shape
+from spark_consumers.events.shape import CommitPosition, Shape, last_replacement
 from spark_consumers.iceberg import catalog, rules
 from spark_consumers.iceberg.evolution import Evolved, evolve
 from spark_consumers.iceberg.fills import Fill, fills_from
@@ -45,9 +45,10 @@ NEVER = -1
 class State:
     """The state of an Iceberg table, which has all events up to `commit_lsn`.
 
-    `rebuild`: the table is to be made anew. `replaced`: from this position on the source is another
-    table, of which this one has nothing yet. `shape`: the shape that the columns follow; None in a
-    table of another version of slottables. `large`: a change of some rows does not rewrite it.
+    `rebuild`: the table is being made anew, beside the epochs. `replaced`: from this position on
+    the source is another table, of which this one has nothing yet. `shape`: the shape that the
+    columns follow; None in a table of another version of slottables. `large`: a change of some rows
+    does not rewrite it.
     `lacks`: an event of it was left out, so that the key of an inserted row may be there already.
     `seen_lsn`: so may that of one that commits before this LSN, as a snapshot has seen it.
     """
@@ -86,8 +87,9 @@ class State:
 class OpenTable:
     """A table whose columns fit its layout.
 
-    `rebuild`: its rows are to be replaced as a whole. `replaced`: its rows from before this
-    position are to be replaced. `large`, `lacks`, `seen_lsn`, `fills`: as in State.
+    `rebuild`: its rows are to be replaced as a whole. `rebuilt`: its rows are those of the branch
+    that a rebuild has filled up to `commit_lsn`. `replaced`: its rows from before this position are
+    to be replaced. `large`, `lacks`, `seen_lsn`, `fills`: as in State.
     """
 
     identifier: str
@@ -99,6 +101,7 @@ class OpenTable:
     lacks: bool = False
     seen_lsn: int = NEVER
     fills: Mapping[str, Fill] = field(default_factory=dict)
+    rebuilt: bool = False
 
     @property
     def appends(self) -> bool:
@@ -163,7 +166,7 @@ class Tables:
                 spark.sql(create_sql(identifier, layout, _properties(layout)))
                 if layout.rule.sort:
                     spark.sql(sort_sql(identifier, layout.rule.sort))
-            return OpenTable(identifier, layout, NEVER)
+            return OpenTable(identifier, layout, NEVER, replaced=last_replacement(shapes))
         replaced, fills = state.replaced, state.fills
         kept = self._require_rule(spark, state, layout)
         later = [s for s in shapes if state.shape is None or s.since > state.shape.since]
@@ -174,9 +177,8 @@ class Tables:
                 spark, state.identifier, self._settings, given, to_get, state.sealed
             )
         layout = replace(layout, kept=kept)
-        commit_lsn = NEVER if state.rebuild else state.commit_lsn
         return OpenTable(
-            *(identifier, layout, commit_lsn, state.rebuild, replaced, state.large),
+            *(identifier, layout, state.commit_lsn, False, replaced, state.large),
             lacks=state.lacks,
             seen_lsn=state.seen_lsn,
             fills=fills,

@@ -325,6 +325,9 @@ def _operate(tables: Slottables) -> None:
     for done in (rebuilt, maintained):
         assert done.code == 0, done.log
         assert "whole" in done.stdout, done
+    eventually(
+        lambda: tables.log.count("a rebuild is done"), what="the rebuild is done", timeout_s=300
+    )
     tables.await_epoch()
     tables.require_running()
 

@@ -106,6 +106,8 @@ def test_a_table_is_made_anew_from_kafka_while_the_old_one_is_there(
     before = pipeline.spark.table(pipeline.identifier("accounts"))
     assert before.where("b = 1").count() == 0
     pipeline.apply()
+    while pipeline.runner.works_alone:
+        pipeline.step()
     expected = [*(tuple(row.values()) for _, row in sorted(truth.items())), (50, 1, 1)]
     assert accounts(pipeline) == expected
     assert len(pipeline.rows("moves")) == moves

@@ -31,13 +31,13 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     metrics.serve(settings)
     metrics.done(report(1, a=10))
     metrics.waiting(0, 123)
-    metrics.rebuilding(["public.a"])
+    metrics.rebuilding({"public.a": 0.25})
     metrics.filling(["public.f"])
     note = Parked(1, 0x10, 0x20, 7, "no value fits", "mend it")
     metrics.parked({"public.z": ParkedTable(note, None, 3, 0)})
     first = read_run_status(settings)
     metrics.done(report(2, a=20, b=5))
-    metrics.rebuilding([])
+    metrics.rebuilding({})
     metrics.filling([])
     metrics.parked({})
     second = read_run_status(settings)
@@ -54,6 +54,7 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
         "lag_seconds": 0.0,
         "rows": {"public.a": 10},
         "rebuilding": ["public.a"],
+        "rebuild_ratio": {"public.a": 0.25},
         "filling": ["public.f"],
         "parked": {
             "public.z": {
@@ -69,7 +70,8 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     with console.capture() as capture:
         console.print(first.screen())
     assert "epoch 1, 0/16B3748; 123 bytes and 0.0 s behind" in capture.get()
-    assert "to be rebuilt" in capture.get()
+    assert "being rebuilt █████░░░░░░░░░░░░░░░ 25% of its topic read" in capture.get()
+    assert second.rebuild_ratio == {}
     assert "filling: a snapshot has rows to bring" in capture.get()
     assert "parked, has 0/10" in capture.get()
     assert "refused at 0/20: no value fits. Remedy: mend it" in capture.get()

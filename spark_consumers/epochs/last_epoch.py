@@ -1,0 +1,59 @@
+"""The last epoch at a start, as its record and the tables tell it. Pure, but for a line of the log.
+
+A table that is ahead of the record has a part of an epoch that was begun and not recorded: it has a
+later commit LSN, or a later epoch at the same one (an epoch without transactions, which makes a
+rebuilt table the table).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import structlog
+
+from schemas.lsn import format_lsn
+from spark_consumers.epochs.ledger import EpochRecord
+from spark_consumers.iceberg.tables import NEVER, State
+
+log = structlog.get_logger()
+
+
+class LastEpoch(NamedTuple):
+    """The last epoch, and the commit LSN of one that was begun after it, None without one."""
+
+    record: EpochRecord
+    begun_lsn: int | None
+
+
+def with_epoch(states: Mapping[str, State], record: EpochRecord | None) -> dict[str, State]:
+    """Return the states of tables with epochs that have brought them nothing."""
+    found = dict(states)
+    for name, place in record.tables.items() if record else ():
+        state = found.get(name)
+        same = state and place.uuid == state.uuid and state.parked is None
+        if record and state and same and state.epoch <= record.epoch:
+            found[name] = state.at(record.epoch, record.commit_lsn)
+    return found
+
+
+def last_epoch(states: Mapping[str, State], record: EpochRecord | None) -> LastEpoch:
+    """Return the last epoch; without a record the tables tell it. `states`: as of `with_epoch`."""
+    others = [state for state in states.values() if state.parked is None]
+    positions = [state.commit_lsn for state in others]
+    begun = max(positions, default=NEVER)
+    if record is None:
+        done = min(positions, default=NEVER)
+        epoch = max((state.sealed[0] for state in states.values()), default=0) - (begun > done)
+        record = EpochRecord(max(epoch, 0), done, 0, {}, None, {})
+        again = False
+    else:
+        again = any(
+            state.epoch > record.epoch and state.commit_lsn == record.commit_lsn for state in others
+        )
+    if begun <= record.commit_lsn and not again:
+        return LastEpoch(record, None)
+    log.info(
+        "an unfinished epoch is continued",
+        next_epoch=record.epoch + 1,
+        commit_lsn=format_lsn(max(begun, 0)),
+    )
+    return LastEpoch(record, begun)

@@ -1,0 +1,398 @@
+"""Rebuilds tables beside the epochs: part after part on a branch, which an epoch makes the table.
+
+begin   the table gets a branch, which nobody reads, and a note of how far it is
+part    the next events of the topic, at most PART_EVENTS, go to the branch, in one commit with the
+        note; one part between two epochs, so that the other tables do not wait for the rebuild
+ready   the branch has the last epoch: the next one is written to it, and makes it the table in its
+        one commit (iceberg/staging). It may be an epoch without transactions.
+
+The table itself goes on with the others, or stays parked, until then. A kill leaves branch and
+note, and the rebuild goes on from both. A topic that is not in the order of its LSNs (the bridge
+has published lost events again) is read once more, in one part.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import structlog
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+
+from schemas.errors import SlotbridgeError
+from schemas.lsn import format_lsn
+from schemas.tables import TablesSettings
+from spark_consumers.epochs import incomplete_tables, snapshot_rows
+from spark_consumers.epochs.event_reader import EventReader, require_first
+from spark_consumers.epochs.ledger import EpochRecord
+from spark_consumers.epochs.parking import Parking
+from spark_consumers.epochs.quarantine import Quarantine, without
+from spark_consumers.epochs.table_writer import Work, write_table
+from spark_consumers.epochs.topic_summary import TopicSummary, summarize
+from spark_consumers.events import changes, parts
+from spark_consumers.events.shape import CommitPosition, Shape, in_use, last_replacement
+from spark_consumers.failures import FOREIGN
+from spark_consumers.iceberg import catalog, staging
+from spark_consumers.iceberg.rebuild_note import RebuildNote, part_end, rebuild_note_from
+from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, is_large
+from spark_consumers.kafka.reader import Offsets, TopicOffsets
+from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
+
+log = structlog.get_logger()
+PART_EVENTS = 50_000
+"""The most records of a part, while more are left than an epoch may have."""
+_WIDER = 4
+"""A part without a whole transaction is read again with _WIDER times as many records."""
+
+
+class Topics(NamedTuple):
+    """The readers of Kafka that a rebuild shares with the epochs."""
+
+    offsets: TopicOffsets
+    events: EventReader
+    shapes: ShapeLog
+    dead: DeadLetters
+    name: Callable[[str], str]
+    """Source table -> its topic."""
+
+
+class _Part(NamedTuple):
+    """The records of a part, persisted, and where they are in the topic.
+
+    `after_lsn`: what the branch has; `upto_lsn`: what it will have; `ended`: they reach the end of
+    the topic.
+    """
+
+    events: DataFrame
+    ends: dict[int, int]
+    upto_lsn: int
+    ended: bool
+
+
+class Rebuilds:
+    """The rebuilds of one runner."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: TablesSettings,
+        tables: Tables,
+        topics: Topics,
+        parking: Parking,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._tables = tables
+        self._topics = topics
+        self._parking = parking
+        self._staging = staging.Staging(spark)
+        self._quarantine = Quarantine(spark, tables.namespace)
+        self._notes: dict[str, RebuildNote] = {}
+        self.ready: dict[str, RebuildNote] = {}
+        """The rebuilds that the next epoch can make the tables."""
+        self._ratios: dict[str, float] = {}
+
+    def progress(self, states: Mapping[str, State]) -> dict[str, float]:
+        """Return the tables that are made anew, each with how much of its topic is read, 0 to 1."""
+        return {n: self._ratios.get(n, 0.0) for n, state in states.items() if state.rebuild}
+
+    def active(self, states: Mapping[str, State]) -> list[str]:
+        """Return the tables whose rebuild goes on; that of a parked table waits for its return."""
+        return sorted(
+            name for name, state in states.items() if state.rebuild and self._parking.returns(name)
+        )
+
+    def advance(
+        self,
+        record: EpochRecord | None,
+        states: dict[str, State],
+        recent: Mapping[str, int],
+        *,
+        parts: bool,
+    ) -> None:
+        """Bring one rebuild on by one part, and see which are `ready`.
+
+        `record`: the last epoch; without a record all rebuilds wait. `recent`: how many events it
+        has brought each table. `states` is updated. `parts` False: only see which are ready.
+        """
+        asked = {name for name, state in states.items() if state.rebuild}
+        self._ratios = {name: r for name, r in self._ratios.items() if name in asked}
+        known = asked - self.ready.keys()  # those were made the tables, maybe
+        self._notes = {name: note for name, note in self._notes.items() if name in known}
+        self.ready = {}
+        for name in self.active(states) if record else ():
+            try:
+                if record is None or states[name].commit_lsn > record.commit_lsn:
+                    continue  # the table has the epoch under way already; the rebuild follows
+                note, limit = self._note(name, states[name]), self._limit(name, record)
+                if parts and (note is None or note.commit_lsn != limit):
+                    parts = False
+                    note = note if note and note.commit_lsn < limit else None
+                    note = self._part(name, note, record, states, recent.get(name, 0))
+                if note is not None and note.commit_lsn == limit:
+                    self.ready[name] = note
+            except (*FOREIGN, SlotbridgeError) as error:
+                if self._parking.fault(error) is None:
+                    raise
+                self._end(name, states)
+                with self._parking.judging(name):
+                    raise
+        self._parking.rebuilding = {n for n, s in states.items() if s.rebuild} - self.ready.keys()
+
+    def opened(self, name: str, table: OpenTable, shapes: Sequence[Shape]) -> OpenTable:
+        """Return a table as an epoch is to write it: one that is ready to the rebuild's branch."""
+        note = self.ready.get(name)
+        if note is not None and shapes[-1].since > note.shape:
+            del self.ready[name]  # it begins anew, by the new shape
+            note = None
+        if note is None:
+            return table
+        replaced = replaced_since(shapes, note)
+        return replace(table, commit_lsn=note.commit_lsn, rebuilt=True, replaced=replaced, fills={})
+
+    def offsets(self) -> Offsets:
+        """Return where the next events of the tables are that are ready."""
+        return {self._topics.name(n): dict(note.offsets or {}) for n, note in self.ready.items()}
+
+    def _limit(self, name: str, record: EpochRecord) -> int:
+        """Return how far parts go: what comes later is for the epoch that makes it the table.
+
+        Of a parked table these are all events that were counted since.
+        """
+        found = self._parking.tables.get(name)
+        if found is None or found.events is None:
+            return record.commit_lsn
+        return found.counted_after
+
+    def _note(self, name: str, state: State) -> RebuildNote | None:
+        """Return how far the branch of a rebuild is, None where it is yet to begin."""
+        found = self._notes.get(name)
+        if found is None:
+            topic_id = self._topic_id(name)
+            properties = catalog.properties(catalog.load(self._spark, state.identifier))
+            text = properties.get(catalog.REBUILD_NOTE)
+            found = rebuild_note_from(text) if text else None
+            asked = properties.get(catalog.REBUILD)
+            if found is not None and (found.asked, found.topic_id) == (asked, topic_id):
+                self._notes[name] = found
+                log.info("a rebuild goes on", table=name, commit_lsn=_told(found.commit_lsn))
+            else:
+                found = None
+        return found
+
+    def _topic_id(self, name: str) -> str:
+        topic = self._topics.name(name)
+        self._topics.offsets.all_partitions((topic,))
+        return self._topics.offsets.id(topic)
+
+    def _end(self, name: str, states: dict[str, State]) -> None:
+        """End a rebuild that is refused: the table stays as it is."""
+        self._notes.pop(name, None)
+        staging.end_side(catalog.load(self._spark, states[name].identifier))
+        states[name] = replace(states[name], rebuild=False)
+        log.error("a rebuild is refused and ends", table=name)
+
+    def _begin(
+        self, name: str, state: State, shape: CommitPosition, *, whole: bool = False
+    ) -> RebuildNote:
+        table = catalog.load(self._spark, state.identifier)
+        catalog.require_known(table, state.identifier, state.sealed)
+        asked = catalog.properties(table).get(catalog.REBUILD)
+        if asked is None:
+            raise catalog.overtaken(state.identifier)
+        note = RebuildNote(asked, self._topic_id(name), shape, whole=whole)
+        staging.begin_side(table, note.text())
+        log.info("a rebuild begins", table=name, whole=whole)
+        return note
+
+    def _part(
+        self,
+        name: str,
+        note: RebuildNote | None,
+        record: EpochRecord,
+        states: dict[str, State],
+        recent: int,
+    ) -> RebuildNote:
+        """Bring the next part to the branch; return how far it is then."""
+        shapes = self._topics.shapes.require(name, record.commit_lsn)
+        table = self._open(name, shapes, states)
+        done = min([record.commit_lsn, *self._parking.positions().values()])
+        self._topics.dead.between(done, record.commit_lsn)
+        topic = self._topics.name(name)
+        shape = shapes[-1].since
+        if note is None or note.shape != shape:  # with another one, rows may lack values
+            note = self._begin(name, states[name], shape)
+        last = self._last(name, note, record.offsets.get(topic, {}))
+        part = self._read(topic, note, last, shapes, self._limit(name, record), recent)
+        try:
+            summary = summarize(
+                changes.summary(part.events).collect(), changes.positions(part.events).collect()
+            ).get(topic, TopicSummary(topic))
+            if summary.late and not note.settled and note.commit_lsn != NEVER:
+                log.warning("the topic is not in order: the rebuild begins anew", table=name)
+                note = self._begin(name, states[name], shape, whole=True)
+            else:
+                note = self._write(name, table, note, part, summary, shapes, states)
+        finally:
+            part.events.unpersist()
+        self._notes[name] = note
+        total, read = sum(last.values()), sum((note.offsets or {}).values())
+        self._ratios[name] = 1.0 if note.settled or not total else read / total
+        log.info(
+            "a part of a rebuild is done",
+            table=name,
+            commit_lsn=_told(note.commit_lsn),
+            events=summary.events,
+            read=f"{self._ratios[name]:.1%}",
+        )
+        return note
+
+    def _last(self, name: str, note: RebuildNote, known: Mapping[int, int]) -> dict[int, int]:
+        """Return where the topic's partitions end.
+
+        Raise OperatorNeeded where Kafka has not all events from the rebuild's place on, nor the
+        offsets that the epochs have read (`known`): the topic was made anew then.
+        """
+        topic = self._topics.name(name)
+        numbers = {topic: self._topics.offsets.all_partitions((topic,))[topic]}
+        first, last = self._topics.offsets.first(numbers), self._topics.offsets.stable(numbers)
+        gone = max((at - note.start(n) for n, at in first[topic].items()), default=1)
+        short = max((at - last[topic].get(n, 0) for n, at in known.items()), default=0)
+        require_first(name, max(gone, short))
+        return last[topic]
+
+    def _open(self, name: str, shapes: list[Shape], states: dict[str, State]) -> OpenTable:
+        state = states[name]
+        table = self._tables.open(self._spark, shapes, state)
+        if state.shape is not None and shapes[-1].since > state.shape.since:
+            fresh = self._tables.state(self._spark, state.identifier)
+            if fresh is not None:
+                states[name] = fresh.at(state.epoch, state.commit_lsn)
+        return table
+
+    def _read(
+        self,
+        topic: str,
+        note: RebuildNote,
+        last: Mapping[int, int],
+        shapes: list[Shape],
+        limit: int,
+        recent: int,
+    ) -> _Part:
+        """Read the records that come next, and say up to which LSN they hold all events."""
+        starts = {n: min(note.start(n), at) for n, at in last.items()}
+        left = sum(last.values()) - sum(starts.values())
+        most = max(PART_EVENTS, 2 * recent)
+        if note.whole or left <= max(most, self._settings.offsets_per_trigger_max):
+            most = left * len(last)  # whichever partition they are in
+        whole = self._settings.on_bad_event == "quarantine"
+        while True:
+            ends = _ends(starts, last, most)
+            records = self._topics.events.records({topic: starts}, {topic: ends})
+            events = changes.events(records, note.commit_lsn, limit, whole=whole)
+            events = events.coalesce(self._spark.sparkContext.defaultParallelism)
+            events = events.persist(StorageLevel.MEMORY_AND_DISK)
+            tails = {row.partition: row.commit_lsn for row in parts.last_lsns(events).collect()}
+            unread = [n for n, at in last.items() if ends[n] < at]
+            upto = part_end(tails, unread, shapes[1:], note.commit_lsn, limit)
+            if upto > note.commit_lsn or not unread:
+                return _Part(parts.cut_at(events, upto), ends, upto, not unread)
+            events.unpersist()
+            most *= _WIDER
+
+    def _write(
+        self,
+        name: str,
+        table: OpenTable,
+        note: RebuildNote,
+        part: _Part,
+        summary: TopicSummary,
+        shapes: list[Shape],
+        states: dict[str, State],
+    ) -> RebuildNote:
+        """Write a part to the branch, in one commit with the note that is returned."""
+        if self._settings.on_bad_event == "stop":
+            summary.require_events()
+        shape = table.layout.shape
+        summary.require_fits(shape, keyed=table.layout.kind != "changelog")
+        of_part = [s for s in shapes if s.since.commit_lsn <= part.upto_lsn]
+        replaced = replaced_since(of_part, note)
+        used = in_use(shapes, note.commit_lsn)
+        own = changes.own_events(part.events, summary.topic)
+        opened = {name: table}
+        bad = self._put_aside(part.events, summary, used)
+        if bad or (note.commit_lsn == NEVER and self._topics.dead.may_lack(name)):
+            incomplete_tables.mark(self._spark, part.upto_lsn, [name], opened, states)
+        if summary.seen_lsn:
+            snapshot_rows.note_bound(self._spark, {name: summary.seen_lsn}, opened, states)
+        base = self._staging.begin(table.identifier, states[name].sealed, rebuilt=True)
+        begins = note.commit_lsn == NEVER
+        if begins or summary.events:
+            ours = replace(
+                opened[name],
+                commit_lsn=note.commit_lsn,
+                rebuild=begins,
+                replaced=replaced,
+                large=not begins and self._is_large(base),
+            )
+            with self._marked(), self._staging.writing():
+                write_table(Work(ours, summary, used), without(own, bad))
+        # What is no event of a table may be of what comes next, which an epoch counts.
+        ends = {row.partition: row.end for row in parts.own_ends(part.events).collect()}
+        done = replace(
+            note,
+            commit_lsn=part.upto_lsn,
+            offsets={n: max(note.start(n), ends.get(n, 0)) for n in part.ends},
+            replaced=replaced or note.replaced,
+            settled=note.settled or part.ended,
+        )
+        self._staging.extend(self._staging.written(base), done.text())
+        return done
+
+    def _is_large(self, base: staging.Base) -> bool:
+        table = catalog.load(self._spark, base.identifier)
+        return is_large(
+            catalog.summary_of(None if base.side is None else table.snapshot(base.side))
+        )
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Let snapshots tell that a rebuild has written them, and no epoch."""
+        for name in (catalog.EPOCH, catalog.COMMIT_LSN):
+            self._spark.conf.unset(catalog.SUMMARY_OPTION + name)
+        self._spark.conf.set(catalog.SUMMARY_OPTION + catalog.REBUILD, "part")
+        try:
+            yield
+        finally:
+            self._spark.conf.unset(catalog.SUMMARY_OPTION + catalog.REBUILD)
+
+    def _put_aside(
+        self, events: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
+    ) -> list[tuple[int, int]]:
+        """Return where the bad events of a part are, which go to the quarantine."""
+        if self._settings.on_bad_event != "quarantine":
+            return []
+
+        def refuse(_topic: str, error: SlotbridgeError) -> None:
+            raise error
+
+        found = self._quarantine.put_aside(None, events, [(summary, shapes)], refuse)
+        return found.get(summary.topic, [])
+
+
+def replaced_since(shapes: Sequence[Shape], note: RebuildNote) -> CommitPosition | None:
+    """Return from where on the source is another table, of which the branch has nothing yet."""
+    found = last_replacement(shapes)
+    return found if found is not None and found > note.replaced else None
+
+
+def _ends(starts: Mapping[int, int], last: Mapping[int, int], most: int) -> dict[int, int]:
+    """Return where to end in each partition so that about `most` records lie before."""
+    open_ = sum(starts[n] < at for n, at in last.items())
+    each = max(1, most // max(open_, 1))
+    return {n: min(at, max(starts[n] + each, 0)) for n, at in last.items()}
+
+
+def _told(commit_lsn: int) -> str:
+    return "nothing" if commit_lsn == NEVER else format_lsn(commit_lsn)

@@ -1,0 +1,527 @@
+"""A table that is made anew beside the stream: in parts, killed anywhere, seen by readers."""
+
+import random
+import threading
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from confluent_kafka.admin import AdminClient
+from pyiceberg.catalog.sql import SqlCatalog
+
+from schemas.errors import OperatorNeeded, SettingsError
+from spark_consumers.epochs import epoch_runner, rebuilds, stage
+from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.iceberg import catalog, staging
+from spark_consumers.operations import Operator
+from tests.providers.waiting import eventually
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable, Transaction
+from tests.spark_consumers.test_job import Running
+
+ITEMS = SourceTable("items", {"id": ("int4", -1), "g": ("int4", -1), "v": ("text", -1)})
+LOG = SourceTable("log", {"n": ("int4", -1)}, key=(), identity="nothing")
+NAME = "public.items"
+PART = 12
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.rebuilds.PART_EVENTS", PART)
+
+
+def change(t: Transaction, chance: random.Random, there: set[int]) -> None:
+    """Some changes of items; `there`: the keys that are there."""
+    for _ in range(4):
+        key = chance.randrange(12)
+        row = {"id": key, "g": key % 3, "v": str(chance.randrange(1000))}
+        if key in there and chance.random() < 0.3:
+            there.discard(key)
+            t.delete(ITEMS, row)
+        elif key in there:
+            t.update(ITEMS, row)
+        else:
+            there.add(key)
+            t.insert(ITEMS, row)
+
+
+def load(pipeline: Pipeline, transactions: int = 8, *, truncate: bool = True) -> set[int]:
+    """Changes in one epoch, and then small ones; the keys that are there."""
+    chance, there = random.Random(7), set[int]()
+    pipeline.publisher.announce(ITEMS, LOG)
+    for number in range(transactions):
+        with pipeline.publisher.transaction() as t:
+            if truncate and number == transactions // 2:
+                there.clear()
+                t.truncate(ITEMS)
+            change(t, chance, there)
+            t.insert(LOG, {"n": number})
+    pipeline.apply()
+    small_epochs(pipeline)
+    return there
+
+
+def small_epochs(pipeline: Pipeline) -> None:
+    """Restart with a limit below which a rebuild reads all that is left."""
+    pipeline.restart()
+    found = pipeline.tables.model_copy(update={"offsets_per_trigger_max": PART})
+    pipeline.settings = pipeline.settings.model_copy(update={"tables": found})
+
+
+def whole(pipeline: Pipeline, table: str = "items") -> list[tuple[Any, ...]]:
+    """All of a table, our own columns too."""
+    return sorted(map(tuple, pipeline.spark.table(pipeline.identifier(table)).collect()), key=repr)
+
+
+def damage(pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    """Take rows away; the table as it was."""
+    before = whole(pipeline)
+    pipeline.spark.sql(f"DELETE FROM {pipeline.identifier('items')} WHERE g = 1")
+    assert whole(pipeline) != before
+    return before
+
+
+def ask(pipeline: Pipeline) -> None:
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME])) == [NAME]
+    pipeline.runner.look_for_requests()
+
+
+def tell(pipeline: Pipeline, number: int) -> None:
+    with pipeline.publisher.transaction() as t:
+        t.insert(LOG, {"n": number})
+
+
+def properties(pipeline: Pipeline) -> dict[str, str]:
+    return catalog.properties(catalog.load(pipeline.spark, pipeline.identifier("items")))
+
+
+def asked(pipeline: Pipeline) -> bool:
+    return catalog.REBUILD in properties(pipeline)
+
+
+def record(pipeline: Pipeline) -> EpochRecord:
+    found = Ledger(pipeline.kafka.topic_prefix, pipeline.tables).last(pipeline.spark)
+    assert found is not None
+    return found
+
+
+def require_done(pipeline: Pipeline) -> None:
+    """Nothing of the rebuild is left, and the record has the table as readers have it."""
+    table = catalog.load(pipeline.spark, pipeline.identifier("items"))
+    assert not {catalog.REBUILD, catalog.REBUILD_NOTE} & set(catalog.properties(table))
+    assert [n for n in catalog.ref_names(table) if n.startswith("slotbridge_")] == []
+    last = record(pipeline)
+    assert last.tables[NAME].snapshot == catalog.snapshot_id(table)
+    tagged = [catalog.ref_snapshot(table, tag) for tag in catalog.own_tags(table)]
+    assert catalog.snapshot_id(table) in tagged
+
+
+def finish(pipeline: Pipeline, *, most: int = 40) -> int:
+    """Step without transactions until nothing is left to do; how many steps it took."""
+    for number in range(most):
+        if not pipeline.runner.works_alone:
+            return number
+        pipeline.step()
+    raise AssertionError("the rebuild does not end")
+
+
+@pytest.mark.parametrize(
+    ("kind", "large"),
+    [("current", False), ("current", True), ("history", False), ("changelog", False)],
+)
+def test_the_others_go_on_and_readers_have_the_old_table_until_it_is_whole(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, kind: str, *, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+    pipeline = new_pipeline(rules={NAME: {"kind": kind}}, key_index=large)
+    load(pipeline)
+    before = damage(pipeline)
+    damaged = whole(pipeline)
+    ask(pipeline)
+    told = [len(whole(pipeline, "log"))]
+    for number in range(100, 140):
+        tell(pipeline, number)
+        pipeline.apply()
+        told.append(len(whole(pipeline, "log")))
+        if not asked(pipeline):
+            break
+        assert whole(pipeline) == damaged
+        assert 0 < pipeline.runner.rebuilds.progress(pipeline.runner.states)[NAME] <= 1
+    assert len(told) > 3, "it was in several parts"
+    assert told == list(range(told[0], told[0] + len(told))), "each transaction was there at once"
+    assert whole(pipeline) == before
+    require_done(pipeline)
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 99, "g": 9, "v": "later"})
+    pipeline.apply()
+    assert len(whole(pipeline)) == len(before) + 1
+
+
+def test_changes_that_come_meanwhile_are_in_the_old_table_and_in_the_new_one(
+    pipeline: Pipeline,
+) -> None:
+    there = load(pipeline)
+    chance = random.Random(3)
+    damage(pipeline)
+    ask(pipeline)
+    for _ in range(40):
+        with pipeline.publisher.transaction() as t:
+            change(t, chance, there)
+        pipeline.apply()
+        if not asked(pipeline):
+            break
+    assert {row.id for row in pipeline.rows("items")} == there
+    require_done(pipeline)
+    seen = whole(pipeline)
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('items')} PURGE")
+    pipeline.restart()
+    tell(pipeline, 1)
+    pipeline.apply()
+    assert whole(pipeline) == seen, "it is as one that was made in one epoch"
+
+
+class KilledError(Exception):
+    """What nothing of ours catches."""
+
+
+def killed_before(function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:
+    def killed(*given: Any, **named: Any) -> Any:
+        if when():
+            raise KilledError
+        return function(*given, **named)
+
+    return killed
+
+
+def killed_after(function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:
+    def killed(*given: Any, **named: Any) -> Any:
+        dies = when()
+        found = function(*given, **named)
+        if dies:
+            raise KilledError
+        return found
+
+    return killed
+
+
+PLACES: dict[str, tuple[object, str]] = {
+    "begin": (staging, "begin_side"),
+    "part": (rebuilds, "write_table"),
+    "part done": (staging.Staging, "extend"),
+    "adopt": (staging.Staging, "adopt"),
+    "seal": (epoch_runner.EpochRunner, "_seal"),
+    "record": (Ledger, "write"),
+    "written": (stage.Stage, "write"),
+}
+CASES = list(product(PLACES, (killed_before, killed_after), (True, False)))
+"""Where it is killed, before or after that is done, and whether no transaction waits."""
+PARTS = ("begin", "part", "part done")
+"""These are of the rebuild alone; at the others it is killed when they make it the table."""
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kills", [4, len(CASES)], ids=["some", "all"])
+def test_a_kill_anywhere_leaves_the_old_table_or_the_new_one(
+    new_pipeline: NewPipeline, kills: int
+) -> None:
+    """One rebuild after the other, each killed at another place, and begun again."""
+    pipeline = new_pipeline(
+        sums={"groups": {"source": NAME, "group_by": ["g"], "sums": {"ids": "id"}}},
+    )
+    load(pipeline, 4)
+    for number, (place, killed, idle) in enumerate(random.sample(CASES, kills)):
+        case = place, killed.__name__, idle
+        before = damage(pipeline)
+        damaged, sums = whole(pipeline), whole(pipeline, "groups")
+        ask(pipeline)
+        owner, name = PLACES[place]
+
+        def when(part: bool = place in PARTS) -> bool:
+            return part or bool(pipeline.runner.rebuilds.ready)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, killed(getattr(owner, name), when))
+            with pytest.raises(KilledError):
+                for step in range(40):
+                    if not idle:
+                        tell(pipeline, step)
+                    pipeline.step()
+        pipeline.restart()
+        assert whole(pipeline) in (damaged, before), case
+        if not idle:
+            tell(pipeline, number)
+            pipeline.apply()
+        finish(pipeline)
+        assert whole(pipeline) == before, case
+        assert whole(pipeline, "groups") == sums, case
+        require_done(pipeline)
+        with pipeline.publisher.transaction() as t:
+            t.update(ITEMS, {"id": before[0][0], "g": 1, "v": str(number)})
+        pipeline.apply()
+        rows = [row.g for row in pipeline.rows("items")]
+        groups = {row[0]: row[-1] for row in whole(pipeline, "groups")}
+        assert groups == {g: rows.count(g) for g in set(rows)}, case
+
+
+def test_a_restart_goes_on_where_the_rebuild_was(pipeline: Pipeline) -> None:
+    load(pipeline, 10)
+    before = damage(pipeline)
+    ask(pipeline)
+    pipeline.step()
+    pipeline.step()
+    note = properties(pipeline)[catalog.REBUILD_NOTE]
+    assert asked(pipeline)
+    pipeline.restart()
+    with structlog.testing.capture_logs() as told:
+        pipeline.step()
+    events = [line["event"] for line in told]
+    assert "a rebuild goes on" in events
+    assert "a rebuild begins" not in events
+    assert properties(pipeline).get(catalog.REBUILD_NOTE) != note
+    # Another request than the note's: what there is of the former rebuild does not count.
+    table = catalog.load(pipeline.spark, pipeline.identifier("items"))
+    catalog.set_property(table, catalog.REBUILD, "another")
+    pipeline.restart()
+    with structlog.testing.capture_logs() as told:
+        finish(pipeline)
+    assert "a rebuild begins" in [line["event"] for line in told]
+    assert whole(pipeline) == before
+    require_done(pipeline)
+
+
+def test_a_second_rebuild_is_refused_until_the_first_is_done(pipeline: Pipeline) -> None:
+    load(pipeline)
+    before = damage(pipeline)
+    ask(pipeline)
+    pipeline.step()
+    operator = Operator(pipeline.spark, pipeline.settings)
+    with pytest.raises(SettingsError, match=r"public\.items is being rebuilt already"):
+        list(operator.rebuild([NAME]))
+    finish(pipeline)
+    ask(pipeline)
+    finish(pipeline)
+    assert whole(pipeline) == before
+
+
+def test_a_transaction_larger_than_a_part_is_not_split(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        for number in range(10 * PART):
+            t.insert(ITEMS, {"id": number, "g": number % 3, "v": "v"})
+    for number in range(6):
+        with pipeline.publisher.transaction() as t:
+            for key in range(number, 10 * PART, 20):
+                t.update(ITEMS, {"id": key, "g": key % 3, "v": str(number)})
+    pipeline.apply()
+    small_epochs(pipeline)
+    before = damage(pipeline)
+    ask(pipeline)
+    finish(pipeline)
+    assert whole(pipeline) == before
+
+
+def test_events_that_were_published_again_later_are_not_left_out(pipeline: Pipeline) -> None:
+    """They stand in a partition behind those of later transactions."""
+    load(pipeline, 6, truncate=False)
+    early = pipeline.publisher.commit_lsn
+    load_more = {"id": 500, "g": 1, "v": "lost and found"}
+    chance, there = random.Random(1), set[int]()
+    for number in range(12):
+        with pipeline.publisher.transaction() as t:
+            if number == 9:
+                t.insert(ITEMS, load_more, commit_lsn=early, seq=1000)
+            t.insert(ITEMS, {"id": 1000 + number, "g": 1, "v": str(chance.randrange(9))})
+            there.add(1000 + number)
+    pipeline.apply()
+    lost = {row.id for row in pipeline.rows("items")}
+    damage(pipeline)
+    ask(pipeline)
+    with structlog.testing.capture_logs() as told:
+        finish(pipeline)
+    assert "the topic is not in order: the rebuild begins anew" in [x["event"] for x in told]
+    assert {row.id for row in pipeline.rows("items")} == lost | {500}
+    require_done(pipeline)
+
+
+def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(on_refused_table="park")
+    load(pipeline)
+    before = whole(pipeline)
+    with pipeline.publisher.transaction() as t:
+        t.raw(ITEMS, "no JSON")
+        t.insert(LOG, {"n": 1})
+    assert NAME in pipeline.apply().refused
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 77, "g": 7, "v": "while it was parked"})
+    pipeline.apply()
+    changed = pipeline.tables.model_copy(update={"on_bad_event": "quarantine"})
+    pipeline.settings = pipeline.settings.model_copy(update={"tables": changed})
+    pipeline.restart()
+    ask(pipeline)
+    steps = 0
+    while asked(pipeline):
+        assert catalog.PARKED in properties(pipeline)
+        assert whole(pipeline) == before
+        tell(pipeline, steps)
+        pipeline.apply()
+        assert len(whole(pipeline, "log")) == 8 + 2 + steps
+        steps += 1
+        assert steps < 40
+    assert steps > 2
+    assert catalog.PARKED not in properties(pipeline)
+    assert not record(pipeline).parked
+    assert {row.id for row in pipeline.rows("items")} == {row[0] for row in before} | {77}
+    require_done(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("refused", "gone"),
+    [("park", "its beginning"), ("stop", "its beginning"), ("park", "the topic")],
+)
+def test_a_rebuild_that_kafka_can_not_fill_ends_and_leaves_the_table(
+    new_pipeline: NewPipeline, refused: str, gone: str
+) -> None:
+    pipeline = new_pipeline(on_refused_table=refused)
+    load(pipeline)
+    before = whole(pipeline)
+    if gone == "the topic":
+        admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
+        topic = f"{pipeline.kafka.topic_prefix}.{NAME}"
+        admin.delete_topics([topic])[topic].result(30)
+        eventually(lambda: topic not in admin.list_topics(timeout=20).topics, what="it is gone")
+        pipeline.publisher.announce(ITEMS)
+    else:
+        pipeline.publisher.forget(ITEMS)
+    pipeline.restart()
+    ask(pipeline)
+    if refused == "stop":
+        with pytest.raises(OperatorNeeded, match="no longer has the first events"):
+            pipeline.step()
+        pipeline.restart()
+    else:
+        tell(pipeline, 1)
+        assert "no longer has the first events" in pipeline.apply().refused[NAME]
+        assert list(Operator(pipeline.spark, pipeline.settings).unpark([NAME])) == [NAME]
+        pipeline.restart()
+    assert not asked(pipeline)
+    assert whole(pipeline) == before
+    if gone == "the topic":
+        return  # the stream can't go on with it either
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 99, "g": 9, "v": "later"})
+    pipeline.apply()
+    assert len(whole(pipeline)) == len(before) + 1
+    require_done(pipeline)
+
+
+@pytest.mark.parametrize("how", ["rebuild", "drop"])
+@pytest.mark.parametrize("kind", ["current", "history"])
+def test_rows_of_a_former_source_table_do_not_come_again(
+    new_pipeline: NewPipeline, how: str, kind: str
+) -> None:
+    pipeline = new_pipeline(rules={NAME: {"kind": kind}})
+    first = SourceTable("items", ITEMS.columns, oid=1)
+    second = SourceTable("items", {**ITEMS.columns, "w": ("int4", -1)}, oid=2)
+    pipeline.publisher.announce(first, LOG)
+    for number in range(12):
+        with pipeline.publisher.transaction() as t:
+            t.insert(first, {"id": number, "g": 1, "v": "former"})
+    pipeline.apply()
+    pipeline.publisher.reshape(second)
+    with pipeline.publisher.transaction() as t:
+        t.insert(second, {"id": 1, "g": 1, "v": "new", "w": 1})
+        t.insert(second, {"id": 2, "g": 2, "v": "new", "w": 2})
+    pipeline.apply()
+
+    def holding() -> list[tuple[int, str]]:
+        frame = pipeline.spark.table(pipeline.identifier("items"))
+        if kind == "history":
+            frame = frame.where("_valid_to IS NULL")
+        return sorted((row.id, row.v) for row in frame.collect())
+
+    assert holding() == [(1, "new"), (2, "new")]
+    small_epochs(pipeline)
+    if how == "rebuild":
+        ask(pipeline)
+        finish(pipeline)
+    else:
+        pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('items')} PURGE")
+        pipeline.restart()
+        tell(pipeline, 1)
+        pipeline.apply()
+    assert holding() == [(1, "new"), (2, "new")]
+
+
+def test_a_column_that_comes_meanwhile(pipeline: Pipeline) -> None:
+    load(pipeline)
+    before = damage(pipeline)
+    ask(pipeline)
+    pipeline.step()
+    wider = SourceTable("items", {**ITEMS.columns, "w": ("int4", -1)}, missing={"w": 7})
+    pipeline.publisher.reshape(wider)
+    with pipeline.publisher.transaction() as t:
+        t.insert(wider, {"id": 99, "g": 1, "v": "new", "w": 5})
+    pipeline.apply()
+    finish(pipeline)
+    found = {row.id: row.w for row in pipeline.rows("items")}
+    assert found == {row[0]: 7 for row in before} | {99: 5}
+    require_done(pipeline)
+
+
+def test_a_reader_in_a_loop_sees_the_old_table_or_the_new_one(
+    pipeline: Pipeline, warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run` has nothing else to do, then it is stopped in the middle and started again."""
+    monkeypatch.setattr("spark_consumers.epochs.stream._LOOK_EVERY_S", 0.2)
+    load(pipeline, 12)
+    before = {row.id for row in pipeline.rows("items")}
+    damage(pipeline)
+    damaged = {row.id for row in pipeline.rows("items")}
+    pipeline.restart()
+    seen: list[set[int]] = []
+    ended = threading.Event()
+    iceberg = SqlCatalog(
+        "slotbridge", uri=f"sqlite:///{warehouse / 'catalog.db'}", init_catalog_tables="false"
+    )
+
+    def read() -> None:
+        while not ended.is_set():
+            found = iceberg.load_table((pipeline.kafka.topic_prefix, "items")).scan().to_arrow()
+            seen.append(set(found["id"].to_pylist()))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with Running(pipeline) as running:
+            eventually(lambda: running.failure or seen, what="it reads")
+            assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME]))
+            part = "a part is done"
+            eventually(
+                lambda: running.failure or catalog.REBUILD_NOTE in properties(pipeline), what=part
+            )
+        running.sound()
+        with Running(pipeline) as running:
+            done = "the rebuild is done"
+            eventually(lambda: running.failure or not asked(pipeline), what=done, timeout_s=120)
+            eventually(lambda: running.failure or seen[-1] == before, what="the reader has it")
+        running.sound()
+    finally:
+        ended.set()
+        reader.join(timeout=60)
+        iceberg.engine.dispose()
+    assert {frozenset(found) for found in seen} == {frozenset(damaged), frozenset(before)}
+    require_done(pipeline)
+
+
+def test_once_brings_a_rebuild_to_its_end(pipeline: Pipeline) -> None:
+    load(pipeline)
+    before = damage(pipeline)
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME]))
+    pipeline.stream(once=True)
+    assert whole(pipeline) == before
+    require_done(pipeline)
