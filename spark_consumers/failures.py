@@ -112,7 +112,7 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         r"CommitFailedException|ValidationException: (?:Found|Missing|Cannot commit)"
         r"|Cannot fast-forward|CONCURRENT_STREAM_LOG_UPDATE",
         Retryable,
-        ExitCode.NOT_READY,
+        ExitCode.LOCKED,
         "another writer changed a table at the same time",
         "run one slottables for each namespace",
     ),

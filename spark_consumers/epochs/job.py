@@ -65,7 +65,7 @@ def run_epochs(
             except (*FOREIGN, Retryable) as error:
                 failure = translated(error, "apply an epoch")
                 # Somebody else has changed a table, as maintenance does: what it has is read again.
-                if failure.exit_code != ExitCode.NOT_READY or losses >= _LOSSES_MAX:
+                if failure.exit_code != ExitCode.LOCKED or losses >= _LOSSES_MAX:
                     if failure is error:
                         raise
                     raise failure from error

@@ -126,7 +126,7 @@ class Ledger:
         """Record an epoch as done; a crash before this leaves the epoch undone.
 
         Return what was last asked of the tables (`ask`), "" for nothing. Raise Retryable
-        (NOT_READY) where another writer has recorded the epoch already.
+        (LOCKED) where another writer has recorded the epoch already.
         """
         if not spark.catalog.tableExists(self.identifier):
             own = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())

@@ -232,7 +232,7 @@ class Stream:
             operation="apply an epoch",
             subject=self._checkpoint.location,
             hint="run one slottables for each namespace",
-            exit_code=ExitCode.NOT_READY,
+            exit_code=ExitCode.LOCKED,
         )
 
     def _require_going_on(self) -> None:

@@ -115,7 +115,7 @@ def reached(table: Any, given: Mapping[str, str] | None = None) -> tuple[int, in
 def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[str, str]:
     """Return the table's properties.
 
-    Raise Retryable (NOT_READY) where the table has another epoch than `known`, the writer's.
+    Raise Retryable (LOCKED) where the table has another epoch than `known`, the writer's.
     """
     found = properties(table)
     if reached(table, found) != known:
@@ -131,7 +131,7 @@ def overtaken(identifier: str) -> Retryable:
         subject=identifier.replace("`", ""),
         hint="run one slottables for each namespace; it goes on by itself after maintenance from "
         "outside",
-        exit_code=ExitCode.NOT_READY,
+        exit_code=ExitCode.LOCKED,
     )
 
 

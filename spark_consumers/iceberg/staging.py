@@ -73,7 +73,7 @@ class Staging:
 
         The branch is made at once: one that a write makes would count the table's rows and bytes
         from zero in its snapshot's summary. `explicit`: so is that of a table without snapshots.
-        `rebuilt`: it begins at the rebuild's branch. Raise Retryable (NOT_READY) where the table
+        `rebuilt`: it begins at the rebuild's branch. Raise Retryable (LOCKED) where the table
         has another epoch, or no such branch.
         """
         table = catalog.load(self._spark, identifier)
@@ -122,7 +122,7 @@ class Staging:
     ) -> "Adopted":
         """Make the branch the table, and set and remove properties, in one commit.
 
-        The commit also tags the last snapshot. Raise Retryable (NOT_READY) where somebody else has
+        The commit also tags the last snapshot. Raise Retryable (LOCKED) where somebody else has
         changed the table since `begin`.
         """
         table = catalog.load(self._spark, base.identifier)
@@ -159,7 +159,7 @@ class Staging:
     def extend(self, base: Base, note: str) -> None:
         """Make the branch the rebuild's, and note how far that is, in one commit.
 
-        Raise Retryable (NOT_READY) where somebody else has changed one of them since `begin`.
+        Raise Retryable (LOCKED) where somebody else has changed one of them since `begin`.
         """
         table = catalog.load(self._spark, base.identifier)
         head = catalog.ref_snapshot(table, self._branch)

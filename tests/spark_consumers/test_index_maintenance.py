@@ -79,7 +79,7 @@ def test_maintenance_of_another_process_leaves_rows_right(
         try:
             return ways(pipeline)
         except (PySparkException, Retryable) as error:
-            assert translated(error, "apply").exit_code == ExitCode.NOT_READY, error
+            assert translated(error, "apply").exit_code == ExitCode.LOCKED, error
             pipeline.restart()
             return ways(pipeline)
 
