@@ -443,6 +443,16 @@ def test_a_table_whose_key_is_masked_is_refused_as_its_progress_would_tell_it() 
         require_readable(planned(shapes=[secret]))
 
 
+def test_a_table_that_its_settings_fit_no_more_stops_nothing_else() -> None:
+    """The stream may have changes from before it was altered, which they still fit."""
+    shaping = Shaping(ShapingSettings(computed={"public.t": {"shout": "renamed + '!'"}}), "p")
+    shapes = [shape("public.t", "id"), shape("public.u", "id", oid=2)]
+    found = plan(shapes, (), SnapshotSettings(mode="initial"), shaping, OWNER)
+    assert [*found.tables] == ["public.u"]
+    assert "does not fit the settings" in found.refused["public.t"]
+    assert "renamed" in found.refused["public.t"]
+
+
 def test_progress_survives_its_record() -> None:
     told = progress(shape("public.t", "id"))
     event = progress_event("p", told)

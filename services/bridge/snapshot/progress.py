@@ -316,9 +316,12 @@ def covered(shape: TableShape, apart: Apart, settings: SnapshotSettings) -> bool
 def unreadable(shape: TableShape, shaping: Shaping) -> str:
     """Why a table can't be read by its key; "" where it can.
 
-    Values of the key are in the topic of the progress, where a mask must not be undone.
-    """
-    published = shaping.plan(shape.relation)
+    Values of the key are in the topic of the progress, where a mask must not be undone. Settings
+    that do not fit the table now may fit the changes that the stream has yet to bring."""
+    try:
+        published = shaping.plan(shape.relation)
+    except SettingsError as error:
+        return f"does not fit the settings: {error.message}"
     names = {column.name for column in published.relation.columns}
     hidden = [one.name for one in shape.key if one.name not in names or one.name in published.masks]
     return f"is read by {hidden[0]}, which shaping leaves out or masks" if hidden else ""
