@@ -216,7 +216,7 @@ class _Opening:
             lambda connection: published_tables(connection, self._source.publication),
         )
         if tables is None:
-            logger.info("not judged: whether expressions fit, as somebody has locked a table")
+            logger.info("not judged: whether expressions fit the tables")
             return
         relations = [shape_of(table).relation for table in tables]
         then = None if record is None else record.placement or {}
@@ -303,7 +303,7 @@ class _Opening:
         shaping = self._shaping
         warn = partial(warn_of_differences, source=self._source, shaping=self._settings.shaping)
         if not primary.ask("compare the publication with the settings", warn):
-            logger.info("not judged: the publication, as somebody has locked a table")
+            logger.info("not judged: whether the publication is as the settings say")
         warn_of_unmatched(shaping, primary)
         encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
         relations = Relations(

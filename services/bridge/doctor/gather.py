@@ -215,9 +215,13 @@ def _against_settings(
 ) -> tuple[tuple[PublicationDifference, ...], tuple[SettingsError, ...]]:
     """Compare publication and tables with the settings: differences, expressions that do not fit.
 
-    Add to `unread` what somebody's lock on a table hides.
+    Add to `unread` what somebody's lock on a table hides, and what a missing package does.
     """
-    shaping = Shaping(settings, "")
+    try:
+        shaping = Shaping(settings, "")
+    except SettingsError as error:
+        unread.append(("the settings' expressions", str(error)))
+        return (), ()
 
     def read(connection: Connection) -> tuple[PublicationSeen | None, list[PublishedTable]]:
         seen = read_publication(connection, source)
@@ -226,7 +230,9 @@ def _against_settings(
 
     found = without_waiting(connection, read)
     if found is None:
-        unread.append(("the publication", "somebody has locked a published table"))
+        unread.append(
+            ("the publication", "the server refused, or somebody has locked a table of it")
+        )
         return (), ()
     seen, tables = found
     if seen is None:

@@ -320,7 +320,7 @@ class Primary:
             return slots.withheld_by(self._connection, walsender_name(self._settings.slot))
 
     def ask(self, operation: str, question: Question[Answer]) -> Answer | None:
-        """Return the answer to a question, None where somebody has locked a table it needs."""
+        """Return the answer to a question, None where the server gives none (`without_waiting`)."""
         with self._statement(operation):
             return without_waiting(self._connection, question)
 

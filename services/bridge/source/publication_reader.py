@@ -5,6 +5,7 @@ one). Who has locked a table may wait for the bridge (synchronous_standby_names)
 asked by `without_waiting`. What can't be read is not judged.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -40,18 +41,25 @@ Answer = TypeVar("Answer")
 Question = Callable[[Connection], Answer]
 _UNJUDGED_MAX: Final = 3
 """The number of tables that could not be read, after which no other is waited for."""
+_OPTIONS_S: Final = 3.0
+"""How long a start compares row filters and column lists, table by table."""
 
 
 def without_waiting(connection: Connection, question: Question[Answer]) -> Answer | None:
-    """Return the answer to a question; None where somebody has locked a table that it needs.
+    """Return the answer to a question; None where the server refuses it or somebody locks a table.
 
     The transaction is rolled back: its commit, too, could wait for the bridge.
     """
     try:
         with connection.transaction(force_rollback=True):
             connection.execute("SET LOCAL lock_timeout = '500ms'")
+            connection.execute("SET LOCAL statement_timeout = '5s'")
             return question(connection)
-    except psycopg.errors.LockNotAvailable:
+    except psycopg.Error as error:
+        if connection.closed:
+            raise
+        reason = error.diag.message_primary or str(error)
+        logger.info("not judged: the server did not answer", reason=reason, sqlstate=error.sqlstate)
         return None
 
 
@@ -90,10 +98,14 @@ def _options(
     unjudged: list[tuple[str, str]] = []
     if source.row_filters is None and source.column_lists is None:
         return options, wrong, unjudged
+    since = time.monotonic()
     for table in tables:
         if len(unjudged) >= _UNJUDGED_MAX:
             unjudged.append((".".join(table), "not asked: others could not be read either"))
             continue
+        if time.monotonic() - since > _OPTIONS_S:
+            unjudged.append(("the other tables", f"not asked: {_OPTIONS_S:.0f} s were not enough"))
+            break
         try:
             with connection.transaction():
                 options |= wanted_options(connection, source, [table], found)

@@ -107,7 +107,7 @@ def subscription_worker(facts: Facts) -> Iterator[Seen]:
             wrong = f"no worker applies the subscription {where}"
         elif subscription.failing:
             evidence = f"{where}: {subscription.failing}"
-            wrong = f"the worker of the subscription {where} fails, and is started again and again"
+            wrong = f"the worker of the subscription {where} was just started; others before failed"
         else:
             continue
         remedy = remedies.manual(
