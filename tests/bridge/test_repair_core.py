@@ -4,8 +4,10 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
+from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,10 +22,11 @@ from services.bridge.events.transaction_texts import Counter, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
 from services.bridge.repair.comparison import UNKNOWN, Difference, difference, same_row
-from services.bridge.repair.fold import event_of
+from services.bridge.repair.fold import Fold, event_of
 from services.bridge.repair.plain_event import PlainEvents
 from services.bridge.repair.row_store import RowStore, Told
 from services.bridge.repair.scope import scope_of
+from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.tables import KeyColumn, TableShape
 
 Keys = st.binary(min_size=1, max_size=2)
@@ -169,6 +172,7 @@ def test_rows_are_the_same_by_their_values(one: bytes, other: bytes, same: bool)
     steps=st.lists(
         st.one_of(
             st.tuples(st.just("put"), Partition, Keys, st.one_of(st.none(), st.just(b'{"a":1}'))),
+            st.tuples(st.just("erase"), Partition, Keys, st.none()),
             st.tuples(st.just("empty"), Partition, st.just(b""), st.none()),
         ),
         max_size=12,
@@ -195,6 +199,11 @@ def test_a_store_folds_partitions_and_keeps_the_differences(
                     if place == partition:
                         model[name] = (place, position, None)
                 continue
+            if kind == "erase":
+                store.erase(partition, key)
+                if key in model and model[key][0] == partition:
+                    model[key] = (partition, model[key][1], None)
+                continue
             store.take_told(partition, [Told(key, row, (number, 0))])
             known = model.get(key)
             if known is None or known[0] == partition or number >= known[1]:
@@ -205,6 +214,34 @@ def test_a_store_folds_partitions_and_keeps_the_differences(
     wanted = differences(told, there)
     assert sum(store.compare(whole=whole, while_waiting=lambda: None).values()) == len(wanted)
     assert list(store.differences()) == wanted
+    store.close()
+
+
+def test_a_tombstone_erases_what_its_own_partition_told_alone(tmp_path: Path) -> None:
+    """Compaction, or the end of a batch, leaves the tombstone of an older delete by itself."""
+    store, name = RowStore(tmp_path / "rows"), ("public", "t")
+    fold = Fold(cast(Topics, None), store, {}, shared=False, while_waiting=lambda: None)
+    tombstone, events = Message(key=b"k"), PlainEvents(*name, [])
+
+    def take(partition: int, *messages: Message) -> bytes | None:
+        for message in messages:
+            fold._take(partition, message, name, "t", events)
+        fold._flush(partition)
+        told = store.told(b"k")
+        return told and told.row
+
+    def event(op: str, lsn: int) -> Message:
+        source = {"schema": "public", "table": "t", "lsn": lsn, "commit_lsn": lsn}
+        value = json.dumps({"op": op, "after": {"a": 1} if op == "c" else None, "source": source})
+        return Message(key=b"k", value=value.encode())
+
+    assert take(0, event("c", 200)) == b'{"a":1}'
+    assert take(1, tombstone) == b'{"a":1}'
+    assert take(1, event("d", 100)) == b'{"a":1}'
+    assert take(1, tombstone) == b'{"a":1}'
+    assert take(1, event("c", 50), tombstone) == b'{"a":1}'
+    assert take(0, tombstone) is None
+    assert take(0, event("c", 300), tombstone) is None
     store.close()
 
 

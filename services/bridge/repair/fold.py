@@ -1,7 +1,8 @@
 """The rows of a table by its topic: committed events, folded key by key.
 
 c, r, u      the key has the row `after`
-d            the key is gone; so it is after a tombstone, unless the topic is several tables'
+d            the key is gone
+tombstone    the key is gone, if that partition has told its row and the topic is of one table
 t            all keys of that partition are gone
 a value that the WAL lacked       the one that the row had before; else the row is UNKNOWN
 """
@@ -87,8 +88,10 @@ class Fold:
         if value is None:
             if key is None or self._shared:
                 return
-            if (known := self._known(key)) is not None:
-                self._waiting[key] = known._replace(row=None)
+            if (waiting := self._waiting.get(key)) is not None:
+                self._waiting[key] = waiting._replace(row=None)
+            else:
+                self._rows.erase(partition, key)
             return
         headers = message.headers()
         if key is not None and not headers:

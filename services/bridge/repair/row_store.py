@@ -93,6 +93,16 @@ class RowStore:
         found = self._db.execute("SELECT row, lsn, seq FROM told WHERE key = ?", [key]).fetchone()
         return None if found is None else Told(key, found[0], (found[1], found[2]))
 
+    def erase(self, partition: int, key: bytes) -> None:
+        """Note that a partition has a tombstone of a key; the rows of other partitions stay.
+
+        A tombstone has no position: it may be older than what another partition tells.
+        """
+        self._db.execute(
+            "UPDATE told SET row = NULL WHERE key = ? AND part = ? AND row IS NOT NULL",
+            [key, partition],
+        )
+
     def empty(self, partition: int) -> None:
         """Note that a partition has a truncate of the table."""
         self._db.execute("UPDATE told SET row = NULL WHERE part = ?", [partition])
