@@ -111,8 +111,9 @@ def test_the_bridge_goes_on_without_records_of_tables_and_messages_alone() -> No
 
 def test_refusals_are_forgotten_once_progress_is_made() -> None:
     event = Event("t", None, None, None, False, "public.t", 4)
-    refused = Refused(careful_until=100, records={identity(event, ORIGIN): "x"}, topics={"t"})
-    assert identity(event, ORIGIN) == ("t", ORIGIN.commit_lsn, 4, True)
+    refused = Refused(careful_until=100)
+    refused.note(event, ORIGIN, "x")
+    assert identity(event, ORIGIN) == ("t", "public.t", ORIGIN.commit_lsn, 4, True)
     assert not refused.passed(99, Sent())
     assert refused.records
     assert refused.passed(100, Sent())
@@ -128,9 +129,9 @@ def test_a_row_of_a_snapshot_is_known_by_its_key_until_rows_of_one_are_through()
     refused, sent = Refused(), Sent()
     sent.add([row], OneOrigin(chunk))
     refused.take_care(sent)
-    refused.records[identity(row, chunk)] = "too large"
-    assert identity(row._replace(seq=7), later) in refused.records
-    assert identity(row, ORIGIN) not in refused.records
+    refused.note(row, chunk, "too large")
+    assert refused.reason(row._replace(seq=7), later) == "too large"
+    assert refused.reason(row, ORIGIN) is None
     assert not refused.passed(300, Sent()) and refused.records
     again = Sent()
     again.add([row], OneOrigin(later))
@@ -139,3 +140,20 @@ def test_a_row_of_a_snapshot_is_known_by_its_key_until_rows_of_one_are_through()
     assert not may_be_known(row._replace(key=None), chunk, "bank")
     message = Event("bank.message", b"k", b"v", None, False, "", 4, 99)
     assert identity(message, chunk) != identity(message, later)
+
+
+def test_only_rows_that_kafka_refused_are_dead_letters() -> None:
+    """Not an equal key of another table in the topic, nor a row that was made smaller since."""
+    large = Event("t", b"k", b"v" * 90, None, False, "public.a", 4, 99)
+    chunk, later, refused = Origin(0, 100, None), Origin(0, 200, None), Refused()
+    refused.note(large, chunk, "too large")
+    for again, reason in (
+        (large, "too large"),
+        (large._replace(value=b"w" * 91), "too large"),
+        (large._replace(value=b"v" * 89), None),
+        (large._replace(table="public.b"), None),
+        (large._replace(key=b"l"), None),
+    ):
+        assert refused.reason(again, later) == reason
+    assert identity(large._replace(table="public.b"), chunk) != identity(large, chunk)
+    assert refused.topics == {"t"}

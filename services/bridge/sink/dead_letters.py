@@ -23,8 +23,8 @@ from services.bridge.events.event import REASON_HEADER, Event
 from services.bridge.transactions.assembler import EventBatch
 from services.kafka.client import TopicRefused
 
-Identity = tuple[str, int | bytes, int, bool]
-"""(topic, commit_lsn, seq, whether it is a tombstone): a schema event has the seq of a row's.
+Identity = tuple[str, str, int | bytes, int, bool]
+"""(topic, table, commit_lsn, seq, whether it is a tombstone): several tables may have one topic.
 
 Of a row that a snapshot has read, the key instead of commit_lsn: it is read at another place again.
 """
@@ -35,6 +35,13 @@ _PIECE_BYTES: Final = 2**20
 
 class RefusalLearned(Retryable):
     """The session ends, having learned which record Kafka refuses; the next one starts at once."""
+
+
+class KnownRefusal(NamedTuple):
+    """Why Kafka has refused a record of `size_bytes`."""
+
+    reason: str
+    size_bytes: int
 
 
 class Origin(NamedTuple):
@@ -72,9 +79,24 @@ class Refused:
 
     careful_until: int | None = None
     in_read_rows: bool = False
-    records: dict[Identity, str] = field(default_factory=dict)
+    records: dict[Identity, KnownRefusal] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
     """Topics that have refused something: their limits and permissions are asked for at start."""
+
+    def note(self, event: Event, origin: Origin, reason: str) -> None:
+        """Note that Kafka has refused the record."""
+        self.topics.add(event.topic)
+        self.records[identity(event, origin)] = KnownRefusal(reason, record_bytes(event))
+
+    def reason(self, event: Event, origin: Origin) -> str | None:
+        """Return why Kafka has refused the record before, None if it has not.
+
+        A record that is smaller than the refused one is a row that was changed since.
+        """
+        known = self.records.get(identity(event, origin)) if self.records else None
+        if known is None or record_bytes(event) < known.size_bytes:
+            return None
+        return known.reason
 
     def take_care(self, sent: Sent) -> None:
         """Let the next session send what was `sent` record by record."""
@@ -138,8 +160,8 @@ class OneOrigin(Origins):
 def identity(event: Event, origin: Origin) -> Identity:
     """Return the identity of a record, which stays when it is encoded again."""
     if _is_read(event, origin):
-        return event.topic, event.key or b"", 0, event.value is None
-    return event.topic, origin.commit_lsn, event.seq, event.value is None
+        return event.topic, event.table, event.key or b"", 0, event.value is None
+    return event.topic, event.table, origin.commit_lsn, event.seq, event.value is None
 
 
 def _is_read(event: Event, origin: Origin) -> bool:

@@ -28,7 +28,6 @@ from services.bridge.sink.dead_letters import (
     RefusalLearned,
     Refused,
     Sent,
-    identity,
     letter,
     may_be_dead,
     may_be_known,
@@ -168,7 +167,6 @@ class TransactionalProducer:
 
     def _send_one(self, event: Event, origin: Origin) -> None:
         """Send one event, with regard to what is known of this record and its topic."""
-        known = self._refused.records
         denied = None
         if event.topic and event.topic not in self._ready:
             denied = self._prepare(event.topic)
@@ -176,7 +174,7 @@ class TransactionalProducer:
         if denied is not None:
             self._refuse(event, origin, denied.message, denied)
             return
-        if known and (reason := known.get(identity(event, origin))) is not None:
+        if (reason := self._refused.reason(event, origin)) is not None:
             self._refuse(event, origin, reason)
         elif event.broadcast:
             for partition in range(self._partitions_of(event.topic)):
@@ -351,8 +349,7 @@ class TransactionalProducer:
         for event, origin, reason in self._culprits:
             if not (self._dead_letters and may_be_known(event, origin, self._prefix)):
                 return refusal(event, origin, reason)
-            refused.topics.add(event.topic)
-            refused.records[identity(event, origin)] = reason
+            refused.note(event, origin, reason)
         if self._culprits:
             what = f"{len(self._culprits)} records are refused and will be dead letters"
         elif code in RECORD_REFUSALS + TOPIC_REFUSALS and not self._careful:
