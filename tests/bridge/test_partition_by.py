@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from schemas.errors import BadInput, SettingsError
 from schemas.shaping import ShapingSettings
 from services.bridge.events.event import Event
-from services.bridge.events.rows import WORTH_ROWS
+from services.bridge.events.rows import WORTH_ROWS, Table
 from services.bridge.events.shaping.tables import Shaping
+from services.bridge.events.transaction_texts import Counter as EventCounter
+from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
@@ -211,6 +213,26 @@ def test_what_the_replica_identity_does_not_tell_is_refused() -> None:
             )
     with pytest.raises(ValidationError):
         ShapingSettings.model_validate({"partition_by": {"*.*": []}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys", "identity", "unplaced"),
+    [
+        (BY_TENANT, (), "d", True),
+        (BY_ROW, (), "d", True),
+        (BY_TENANT, ("id", "tenant"), "i", False),
+        (BY_TENANT, (), "f", True),
+    ],
+)
+def test_without_an_old_row_only_the_identity_tells_that_a_row_stays(
+    settings: dict[str, Any], keys: tuple[str, ...], identity: str, unplaced: bool
+) -> None:
+    """A root without a key, whose partitions have one: pgoutput sends no old row."""
+    relation = table(*keys, identity=identity)
+    shaping = Shaping(ShapingSettings.model_validate(settings), "bank")
+    made = Table(shaping.plan(relation, keys), EventCounter("public.t", '"public.t"'), Encoders())
+    change = Update(relation, None, None, typed(("1", "y", "n")))
+    assert made.unplaced(change) == unplaced
 
 
 def test_other_columns_are_another_placement() -> None:

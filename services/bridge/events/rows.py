@@ -74,6 +74,8 @@ class Table:
         }
         self._places: list[Part] = [parts[name] for name in plan.places]
         """The columns that choose the partition; none: the key, or there is one partition."""
+        self._tells_moves = relation.replica_identity != "f" and plan.identity >= {*plan.places}
+        """Whether an update without an old row leaves its row in the partition."""
         self._key: list[Part] = [
             (source_index, *encoder)
             for source_index, encoder, column in zip(
@@ -219,7 +221,7 @@ class Table:
         if isinstance(change, Insert):
             return False
         if change.old is None:  # then no column of the identity has changed
-            return self._relation.replica_identity == "f"
+            return not self._tells_moves
         whole = change.old_kind == "O"
         return not whole and any(change.old[index] is None for index, *_ in self._places)
 

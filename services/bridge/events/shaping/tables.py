@@ -33,7 +33,8 @@ class TableShaping:
     `relation` has the published columns alone, masked ones as text; `source_indexes` tells where
     those stand in the server's rows, with the computed columns behind (`rules`), None when all are
     published; `masks`, `large_values` and, once types are known, `limits` are by column name.
-    `places`: the columns that choose the partition, in place of the key.
+    `places`: the columns that choose the partition, in place of the key. `identity`: the columns
+    whose old values updates and deletes tell.
     """
 
     relation: Relation
@@ -48,6 +49,7 @@ class TableShaping:
     large_values: Mapping[str, LargeValueRule] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
     places: tuple[str, ...] = ()
+    identity: frozenset[str] = frozenset()
 
     @property
     def published(self) -> bool:
@@ -138,6 +140,7 @@ class Shaping:
             ),
             rules=rules,
             places=places,
+            identity=frozenset(identity or ()),
             large_values={
                 column.name: rule
                 for column in columns
