@@ -29,6 +29,7 @@ from services.bridge.pgoutput.messages import (
 )
 from services.bridge.recovery.placement import changed
 from services.bridge.sink.batch_produce import partition_of
+from services.bridge.transactions.assembler import size_of
 from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
@@ -233,6 +234,14 @@ def test_without_an_old_row_only_the_identity_tells_that_a_row_stays(
     made = Table(shaping.plan(relation, keys), EventCounter("public.t", '"public.t"'), Encoders())
     change = Update(relation, None, None, typed(("1", "y", "n")))
     assert made.unplaced(change) == unplaced
+
+
+def test_the_columns_that_choose_the_partition_count_as_memory() -> None:
+    """The value of a record may be a reference to what they have in full."""
+    plan = Shaping(ShapingSettings.model_validate(BY_ROW), "bank").plan(KEYLESS)
+    made = Table(plan, EventCounter("public.t", '"public.t"'), Encoders())
+    key = made.key(typed(("1", "x" * 1_000_000, "n")))
+    assert size_of([made.event(key, b"{}", None, 0, 0)]) > 1_000_000
 
 
 def test_other_columns_are_another_placement() -> None:

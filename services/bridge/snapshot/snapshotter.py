@@ -27,7 +27,7 @@ import structlog
 
 from schemas.snapshot import SnapshotProgress, SnapshotSettings
 from services.bridge import metrics
-from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Stamp
+from services.bridge.events.event import Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
 from services.bridge.snapshot.chunk_events import ChunkEvents
@@ -345,7 +345,7 @@ class Snapshotter:
         for one, chunk in seen.chunks:
             events, certain = self._events.rows(reading.plan, one, chunk)
             if certain:
-                one.bytes += size_of(events) - EVENT_OVERHEAD_BYTES * len(events)
+                one.bytes += sum(len(each.key or b"") + len(each.value or b"") for each in events)
                 one.rows_estimate = reading.rows_estimates.get(one.shape.name, -1)
                 told = self._advanced(reading.plan, one, chunk, seen, stamp)
                 progress.append(progress_event(self._prefix, told))

@@ -370,6 +370,8 @@ def numbers(change: Insert | Update | Delete | Truncate) -> int:
 def size_of(events: list[Event]) -> int:
     """Return how many bytes these events take in memory."""
     size = 0
-    for _, key, value, *_ in events:
+    for _, key, value, *_, placed_by in events:
         size += EVENT_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
+        if isinstance(placed_by, bytes):
+            size += len(placed_by)
     return size
