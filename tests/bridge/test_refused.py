@@ -114,11 +114,11 @@ def test_refusals_are_forgotten_once_progress_is_made() -> None:
     refused = Refused(careful_until=100)
     refused.note(event, ORIGIN, "x")
     assert identity(event, ORIGIN) == ("t", "public.t", ORIGIN.commit_lsn, 4, True)
-    assert not refused.passed(99, Sent())
+    assert not refused.passed(99, Sent(), 0)
     assert refused.records
-    assert refused.passed(100, Sent())
+    assert refused.passed(100, Sent(), 0)
     assert not refused.records
-    assert not refused.passed(100, Sent())
+    assert not refused.passed(100, Sent(), 0)
     assert refused.topics == {"t"}
 
 
@@ -132,10 +132,10 @@ def test_a_row_of_a_snapshot_is_known_by_its_key_until_rows_of_one_are_through()
     refused.note(row, chunk, "too large")
     assert refused.reason(row._replace(seq=7), later) == "too large"
     assert refused.reason(row, ORIGIN) is None
-    assert not refused.passed(300, Sent()) and refused.records
+    assert not refused.passed(300, Sent(), 0) and refused.records
     again = Sent()
     again.add([row], OneOrigin(later))
-    assert refused.passed(200, again) and not refused.records
+    assert refused.passed(200, again, 0) and not refused.records
     assert may_be_known(row, chunk, "bank")
     assert not may_be_known(row._replace(key=None), chunk, "bank")
     message = Event("bank.message", b"k", b"v", None, False, "", 4, 99)
@@ -157,3 +157,26 @@ def test_only_rows_that_kafka_refused_are_dead_letters() -> None:
         assert refused.reason(again, later) == reason
     assert identity(large._replace(table="public.b"), chunk) != identity(large, chunk)
     assert refused.topics == {"t"}
+
+
+def test_rows_of_a_snapshot_that_do_not_come_again_are_not_awaited_for_ever() -> None:
+    """A pause, a lock or DROP TABLE keeps them away; the stream needs its full batches."""
+    row, chunk = Event("t", b"k", b"v", None, False, "public.t", 4, 99), Origin(0, 100, None)
+    refused, lost = Refused(), Sent()
+    lost.add([row], OneOrigin(chunk))
+    for wait_s in (60, 120):
+        refused.take_care(lost)
+        refused.note(row, chunk, "too large")
+        former, session = Sent(), Sent()
+        assert not refused.passed(99, session, 0)
+        assert not refused.passed(300, former, 500)
+        assert not refused.passed(300, session, 1_000)
+        assert not refused.passed(400, session, 1_000 + wait_s - 1)
+        assert refused.reason(row, chunk)
+        assert refused.passed(500, session, 1_000 + wait_s)
+        assert refused.careful_until is None and refused.reason(row, chunk) is None
+    refused.take_care(lost)
+    assert refused.passed(600, lost, 0)
+    refused.take_care(lost)
+    session = Sent()
+    assert not refused.passed(700, session, 0) and refused.passed(700, session, 60)

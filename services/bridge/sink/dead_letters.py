@@ -31,6 +31,7 @@ Of a row that a snapshot has read, the key instead of commit_lsn: it is read at 
 _OVERHEAD_BYTES: Final = 512
 _CONTENT_BYTES_MIN: Final = 16
 _PIECE_BYTES: Final = 2**20
+_AWAITED_S: Final = 60.0
 
 
 class RefusalLearned(Retryable):
@@ -56,11 +57,13 @@ class Origin(NamedTuple):
 class Sent:
     """The extent of what a session has sent: up to the commit_lsn `last_lsn`.
 
-    `read_rows`: the open Kafka transaction has rows that a snapshot has read.
+    `read_rows`: the open Kafka transaction has rows that a snapshot has read. `awaited_since`: the
+    session waits for some since then (time.monotonic).
     """
 
     last_lsn: int = 0
     read_rows: bool = False
+    awaited_since: float | None = None
 
     def add(self, events: Sequence[Event], origins: "Origins") -> None:
         """Add events of `origins`."""
@@ -75,10 +78,12 @@ class Refused:
 
     `careful_until`: send record by record until the transaction of this commit_lsn is through; with
     `in_read_rows`, until one with rows of a snapshot is, which are read at another place each time.
+    A session waits `awaited_s` for these rows, and twice as long after each wait in vain.
     """
 
     careful_until: int | None = None
     in_read_rows: bool = False
+    awaited_s: float = _AWAITED_S
     records: dict[Identity, KnownRefusal] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
     """Topics that have refused something: their limits and permissions are asked for at start."""
@@ -103,15 +108,21 @@ class Refused:
         self.careful_until = max(self.careful_until or 0, sent.last_lsn)
         self.in_read_rows = self.in_read_rows or sent.read_rows
 
-    def passed(self, commit_lsn: int, sent: Sent) -> bool:
+    def passed(self, commit_lsn: int, sent: Sent, now: float) -> bool:
         """Tell whether a careful session is done: everything up to `commit_lsn` is in Kafka.
 
-        `sent`: with the Kafka transaction that was committed just now.
+        `sent`: with the Kafka transaction that was committed just now, at `now` (time.monotonic).
+        Forget the refused records: those that come later are learned again.
         """
         if self.careful_until is None or commit_lsn < self.careful_until:
             return False
         if self.in_read_rows and not sent.read_rows:
-            return False
+            sent.awaited_since = now if sent.awaited_since is None else sent.awaited_since
+            if now < sent.awaited_since + self.awaited_s:
+                return False
+            self.awaited_s *= 2
+        elif self.in_read_rows:
+            self.awaited_s = _AWAITED_S
         self.careful_until, self.in_read_rows = None, False
         self.records.clear()
         return True

@@ -324,7 +324,7 @@ class GroupCommit:
             reach("between parts")
         if self._producer.done:
             raise RefusalLearned(
-                "the refused records are known: full batches again",
+                "the refused records are known, or not read again: full batches again",
                 operation="stream",
                 subject=self._subject,
             )

@@ -205,7 +205,8 @@ class TransactionalProducer:
         self._commit_open(time.monotonic() + self._deadline_s)
         self._tell_dead_letters()
         if self._careful and not record.seq:
-            self.done = self._refused.passed(record.commit_lsn, self._sent)
+            now = time.monotonic()
+            self.done = self._refused.passed(record.commit_lsn, self._sent, now)
 
     def _commit_open(self, deadline: float) -> None:
         asked = False
