@@ -31,10 +31,16 @@ from spark_consumers.epochs.quarantine import Quarantine, without
 from spark_consumers.epochs.table_writer import Work, write_table
 from spark_consumers.epochs.topic_summary import TopicSummary, summarize
 from spark_consumers.events import changes, parts
-from spark_consumers.events.shape import CommitPosition, Shape, in_use, last_replacement
+from spark_consumers.events.shape import CommitPosition, Shape, in_use
 from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import catalog, staging
-from spark_consumers.iceberg.rebuild_note import RebuildNote, part_end, rebuild_note_from
+from spark_consumers.iceberg.rebuild_note import (
+    RebuildNote,
+    part_end,
+    part_offsets,
+    rebuild_note_from,
+    replaced_since,
+)
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, is_large
 from spark_consumers.kafka.reader import Offsets, TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
@@ -223,8 +229,12 @@ class Rebuilds:
         shape = shapes[-1].since
         if note is None or note.shape != shape:  # with another one, rows may lack values
             note = self._begin(name, states[name], shape)
+        limit = self._limit(name, record)
+        if limit == NEVER:  # the table has nothing: the epoch with which it returns reads all
+            self._notes[name] = note
+            return note
         last = self._last(name, note, record.offsets.get(topic, {}))
-        part = self._read(topic, note, last, shapes, self._limit(name, record), recent)
+        part = self._read(topic, note, last, shapes, limit, recent)
         try:
             summary = summarize(
                 changes.summary(part.events).collect(), changes.positions(part.events).collect()
@@ -288,7 +298,7 @@ class Rebuilds:
             most = left * len(last)  # whichever partition they are in
         whole = self._settings.on_bad_event == "quarantine"
         while True:
-            ends = _ends(starts, last, most)
+            ends = part_offsets(starts, last, most)
             records = self._topics.events.records({topic: starts}, {topic: ends})
             events = changes.events(records, note.commit_lsn, limit, whole=whole)
             events = events.coalesce(self._spark.sparkContext.defaultParallelism)
@@ -379,19 +389,6 @@ class Rebuilds:
 
         found = self._quarantine.put_aside(None, events, [(summary, shapes)], refuse)
         return found.get(summary.topic, [])
-
-
-def replaced_since(shapes: Sequence[Shape], note: RebuildNote) -> CommitPosition | None:
-    """Return from where on the source is another table, of which the branch has nothing yet."""
-    found = last_replacement(shapes)
-    return found if found is not None and found > note.replaced else None
-
-
-def _ends(starts: Mapping[int, int], last: Mapping[int, int], most: int) -> dict[int, int]:
-    """Return where to end in each partition so that about `most` records lie before."""
-    open_ = sum(starts[n] < at for n, at in last.items())
-    each = max(1, most // max(open_, 1))
-    return {n: min(at, max(starts[n] + each, 0)) for n, at in last.items()}
 
 
 def _told(commit_lsn: int) -> str:

@@ -7,10 +7,10 @@ the rebuild fills: after a kill the rebuild goes on from both.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from spark_consumers.events.shape import START, CommitPosition, Shape
+from spark_consumers.events.shape import START, CommitPosition, Shape, last_replacement
 from spark_consumers.iceberg.tables import NEVER
 
 
@@ -70,3 +70,16 @@ def part_end(
         ends.append(after_lsn if tail is None else tail - 1)
     ends += [s.since.commit_lsn - 1 for s in shapes if s.since.commit_lsn > after_lsn + 1]
     return max(after_lsn, min(ends))
+
+
+def replaced_since(shapes: Sequence[Shape], note: RebuildNote) -> CommitPosition | None:
+    """Return from where on the source is another table, of which the branch has nothing yet."""
+    found = last_replacement(shapes)
+    return found if found is not None and found > note.replaced else None
+
+
+def part_offsets(starts: Mapping[int, int], last: Mapping[int, int], most: int) -> dict[int, int]:
+    """Return where to end in each partition so that about `most` records lie before."""
+    open_ = sum(starts[n] < at for n, at in last.items())
+    each = max(1, most // max(open_, 1))
+    return {n: min(at, max(starts[n] + each, 0)) for n, at in last.items()}

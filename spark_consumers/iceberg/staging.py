@@ -148,7 +148,8 @@ class Staging:
                 if base.side is None:
                     manage.fastForwardBranch("main", self._branch)
                 else:
-                    manage.replaceBranch("main", head).removeBranch(REBUILT)
+                    # By name: this makes the branch of a table that has none yet.
+                    manage.replaceBranch("main", self._branch).removeBranch(REBUILT)
                 manage.removeBranch(self._branch)
             (manage.replaceTag if tag in refs else manage.createTag)(tag, number)
             manage.commit()

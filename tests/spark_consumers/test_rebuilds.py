@@ -348,6 +348,33 @@ def test_events_that_were_published_again_later_are_not_left_out(pipeline: Pipel
     require_done(pipeline)
 
 
+def set_aside_bad_events(pipeline: Pipeline) -> None:
+    """Restart so."""
+    changed = pipeline.tables.model_copy(update={"on_bad_event": "quarantine"})
+    pipeline.settings = pipeline.settings.model_copy(update={"tables": changed})
+    pipeline.restart()
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_parked_table_that_has_nothing_yet(new_pipeline: NewPipeline, epochs: int) -> None:
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(ITEMS, LOG)
+    for number in range(epochs):
+        tell(pipeline, number)
+        pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.raw(ITEMS, "no JSON")
+        t.insert(ITEMS, {"id": 1, "g": 1, "v": "v"})
+        t.insert(LOG, {"n": 9})
+    assert NAME in pipeline.apply().refused
+    set_aside_bad_events(pipeline)
+    ask(pipeline)
+    finish(pipeline)
+    assert {row.id for row in pipeline.rows("items")} == {1}
+    assert not record(pipeline).parked
+    require_done(pipeline)
+
+
 def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(on_refused_table="park")
     load(pipeline)
