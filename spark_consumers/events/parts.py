@@ -12,9 +12,17 @@ def cut_at(events: DataFrame, upto_lsn: int) -> DataFrame:
 
 
 def own_ends(events: DataFrame) -> DataFrame:
-    """Return the offset after the last event of each topic and partition that is not `beyond`."""
-    own = events.where(f"{IS_EVENT} AND NOT beyond")
-    return own.groupBy("topic", "partition").agg(F.expr("max(offset) + 1 AS end"))
+    """Return where the next events of each topic and partition are that has events of the part.
+
+    That is the offset after the last of these, or the first offset `beyond` if it is before: in a
+    topic that is not in order, events of the part are read again then.
+    """
+    own, beyond = f"{IS_EVENT} AND NOT beyond", "min(CASE WHEN beyond THEN offset END)"
+    last = f"max(CASE WHEN {own} THEN offset END)"
+    ends = events.groupBy("topic", "partition").agg(
+        F.expr(f"CASE WHEN {last} IS NOT NULL THEN least({last} + 1, {beyond}) END AS end")
+    )
+    return ends.where("end IS NOT NULL")
 
 
 def last_lsns(events: DataFrame) -> DataFrame:

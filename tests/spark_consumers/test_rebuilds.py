@@ -348,6 +348,36 @@ def test_events_that_were_published_again_later_are_not_left_out(pipeline: Pipel
     require_done(pipeline)
 
 
+def test_events_before_those_that_were_published_again_are_not_left_out(
+    pipeline: Pipeline,
+) -> None:
+    """A part ends between both, by what another partition tells."""
+
+    def item(key: int) -> dict[str, Any]:
+        return {"id": key, "g": 1, "v": "v"}
+
+    pipeline.publisher.announce(ITEMS, LOG)
+    with pipeline.publisher.transaction() as t:
+        for key in (1, 2):
+            t.insert(ITEMS, item(key), partition=1)
+    early = pipeline.publisher.commit_lsn
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, item(700), partition=0)
+        t.insert(ITEMS, item(500), partition=0, commit_lsn=early, seq=1000)
+        for key in range(10, 20):
+            t.insert(ITEMS, item(key), partition=1)
+    with pipeline.publisher.transaction() as t:
+        for key in range(20, 60):
+            t.insert(ITEMS, item(key), partition=key % 2)
+    pipeline.apply()
+    before = whole(pipeline)
+    small_epochs(pipeline)
+    ask(pipeline)
+    finish(pipeline)
+    assert whole(pipeline) == before
+    require_done(pipeline)
+
+
 def set_aside_bad_events(pipeline: Pipeline) -> None:
     """Restart so."""
     changed = pipeline.tables.model_copy(update={"on_bad_event": "quarantine"})
