@@ -120,9 +120,9 @@ class EpochRunner:
 
     @property
     def works_alone(self) -> bool:
-        """Whether `step` has something to do although no transaction waits."""
-        active = not self._unrecorded and self.rebuilds.active(self._states)
-        return bool(active) or self._redo_lsn == self._record.commit_lsn
+        """Whether `step` works without transactions. A rebuild waits for an epoch to be redone."""
+        active = not self._unrecorded and bool(self.rebuilds.active(self._states))
+        return active if self._redo_lsn is None else self._redo_lsn == self._record.commit_lsn
 
     def waiting(self) -> tuple[int, int]:
         """Tell since when transactions wait, and how many bytes of WAL the tables are behind.

@@ -378,6 +378,26 @@ def test_events_before_those_that_were_published_again_are_not_left_out(
     require_done(pipeline)
 
 
+def test_a_rebuild_waits_for_an_epoch_that_is_to_be_made_again(pipeline: Pipeline) -> None:
+    """Without its transactions it is told that Kafka has lost them, also beside a rebuild."""
+    load(pipeline, 4)
+    before = damage(pipeline)
+    tell(pipeline, 50)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "write", killed_before(Ledger.write, lambda: True))
+        with pytest.raises(KilledError):
+            for _ in range(40):
+                pipeline.step()
+    pipeline.restart()
+    ask(pipeline)
+    assert pipeline.runner.redoes
+    assert not pipeline.runner.works_alone
+    pipeline.apply()
+    assert pipeline.runner.works_alone
+    finish(pipeline)
+    assert whole(pipeline) == before
+
+
 def set_aside_bad_events(pipeline: Pipeline) -> None:
     """Restart so."""
     changed = pipeline.tables.model_copy(update={"on_bad_event": "quarantine"})
