@@ -194,17 +194,15 @@ class SchemaEvent(_Contract):
     or dropped. The same `oid` under another name is the same table, renamed.
 
     `missing`: added column -> the JSON form that it has in the rows that were there. `unsent`:
-    columns of whose values in these rows no event tells. For the bridge alone: `attnum_max` (of
-    pg_attribute), `relfilenode`; 0: not known. Where they tell nothing they are left out.
+    columns of whose values in these rows no event tells. For the bridge alone, to compare later:
+    the fields after these (docs/DELIVERY.md). Where they tell nothing they are left out.
     """
 
     schema_: str = Field(alias="schema")
     table: str
     oid: int
-    """pg_class.oid."""
     commit_lsn: int
     seq: int
-    """The number of the first event that has this shape, in the transaction of `commit_lsn`."""
     ts_ms: int
     replica_identity: Literal["default", "nothing", "full", "index"]
     before: list[Column] | None
@@ -213,6 +211,8 @@ class SchemaEvent(_Contract):
     unsent: list[str] = []
     attnum_max: int = 0
     relfilenode: int = 0
+    publication: str = ""
+    left_out: list[str] = []
 
 
 class ProgressRecord(_Contract):

@@ -24,6 +24,19 @@ class StoredColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPublication:
+    """A publication's entry of one table.
+
+    `changed_by`: the transactions that made or last changed the rows of the catalogs by which it
+    has the table. `listed`: it has a list of the table's columns.
+    """
+
+    oid: int
+    changed_by: Sequence[int]
+    listed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StoredColumns:
     """The columns of one table as the catalog has them now.
 
@@ -37,6 +50,7 @@ class StoredColumns:
     rewritten: bool
     table_changed_by: int
     next_xid: int
+    publication: StoredPublication
 
 
 _TEXT_FORMS: Final[LiteralString] = (
@@ -69,19 +83,43 @@ _STORED: Final[LiteralString] = """
             WHERE l.attname = a.attname AND l.attnum > 0 AND NOT l.attisdropped) stored
      WHERE t.oid = %(oid)s::oid
 """
+_PUBLISHED: Final[LiteralString] = """
+    WITH own AS (SELECT oid, xmin FROM pg_publication WHERE pubname = %(publication)s),
+    kin AS (
+      SELECT %(oid)s::oid AS oid UNION SELECT relid::oid FROM pg_partition_ancestors(%(oid)s::oid)
+    ), entry AS (
+      SELECT xmin, prattrs IS NOT NULL AS listed FROM pg_publication_rel
+       WHERE prpubid = (SELECT oid FROM own) AND prrelid IN (SELECT oid FROM kin)
+       UNION ALL
+      SELECT xmin, false FROM pg_publication_namespace
+       WHERE pnpubid = (SELECT oid FROM own)
+         AND pnnspid IN (SELECT relnamespace FROM pg_class JOIN kin USING (oid))
+       UNION ALL
+      SELECT xmin, false FROM own
+    )
+    SELECT coalesce((SELECT oid FROM own), 0)::bigint,
+           coalesce(array_agg(xmin::text::bigint ORDER BY xmin::text::bigint), '{}'),
+           coalesce(bool_or(listed), true)
+      FROM entry
+"""
 
 
-def stored_columns(connection: Connection, relation_oid: int) -> StoredColumns | None:
+def stored_columns(
+    connection: Connection, relation_oid: int, publication: str
+) -> StoredColumns | None:
     """Read a table's columns from the catalogs, None when there is no such table.
 
     No table is opened, so that nobody's lock is waited for. Source: heap.c, StoreAttrMissingVal
     (set by ADD COLUMN) and RelationClearMissing (a rewrite).
     """
+    asked = {"oid": relation_oid, "publication": publication}
     with connection.transaction():
         connection.execute(_TEXT_FORMS)
-        rows = connection.execute(_STORED, {"oid": relation_oid}).fetchall()
-    if not rows:
+        rows = connection.execute(_STORED, asked).fetchall()
+        published = connection.execute(_PUBLISHED, asked).fetchone()
+    if not rows or published is None:
         return None
     relfilenode, changed_by, rewritten, next_xid = rows[0][:4]
     columns = tuple(StoredColumn(*row[4:]) for row in rows)
-    return StoredColumns(columns, relfilenode, rewritten, changed_by, next_xid)
+    found = StoredPublication(*published)
+    return StoredColumns(columns, relfilenode, rewritten, changed_by, next_xid, found)

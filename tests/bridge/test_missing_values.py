@@ -13,7 +13,7 @@ from services.bridge.events.event import Stamp
 from services.bridge.events.missing_values import NOTHING, MissingValues, missing_values
 from services.bridge.events.schema_events import Shapes
 from services.bridge.pgoutput.messages import Relation, RelationColumn
-from services.postgres.stored_columns import StoredColumn, StoredColumns
+from services.postgres.stored_columns import StoredColumn, StoredColumns, StoredPublication
 
 XID = 100
 INT, TEXT, BIGINT = 23, 25, 20
@@ -25,7 +25,13 @@ def columns(*names: str, oid: int = INT) -> list[Column]:
     ]
 
 
-def event(*names: str, attnum_max: int = 2, relfilenode: int = 7) -> SchemaEvent:
+def event(
+    *names: str,
+    attnum_max: int = 2,
+    relfilenode: int = 7,
+    publication: str = "1:40",
+    left_out: Sequence[str] = (),
+) -> SchemaEvent:
     return SchemaEvent(
         schema="public",
         table="t",
@@ -38,18 +44,30 @@ def event(*names: str, attnum_max: int = 2, relfilenode: int = 7) -> SchemaEvent
         after=columns(*names),
         attnum_max=attnum_max,
         relfilenode=relfilenode,
+        publication=publication,
+        left_out=[*left_out],
     )
 
 
 BEFORE = event("id", "a")
 C = StoredColumn("c", 3, (90,), "7", mixed=False)
 PLAIN = replace(C, missing=None)
+LISTED = StoredPublication(1, (40,), listed=True)
 
 
-def stored(c: StoredColumn | None, *, relfilenode: int = 7, changed_by: int = 90) -> StoredColumns:
+PUBLICATION = StoredPublication(1, (40,), listed=False)
+
+
+def stored(
+    c: StoredColumn | None,
+    *,
+    relfilenode: int = 7,
+    changed_by: int = 90,
+    publication: StoredPublication = PUBLICATION,
+) -> StoredColumns:
     old = (StoredColumn("id", 1, (50,), None, False), StoredColumn("a", 2, (50,), None, False))
     found = old if c is None else (*old, c)
-    return StoredColumns(found, relfilenode, relfilenode != 7, changed_by, 900)
+    return StoredColumns(found, relfilenode, relfilenode != 7, changed_by, 900, publication)
 
 
 def ask(
@@ -76,6 +94,11 @@ def ask(
         (stored(C, relfilenode=9), BEFORE, {"c": 7}, []),  # rewritten, and then added
         (stored(C), event("id", "a", attnum_max=3), {}, ["c"]),  # was there, and not published
         (stored(C), event("id", "a", attnum_max=0), {}, ["c"]),  # of an older release
+        (stored(C), event("id", "a", publication=""), {}, ["c"]),  # a column list then
+        (stored(C), event("id", "a", publication="1:30"), {}, ["c"]),  # perhaps in between
+        (stored(PLAIN), event("id", "a", publication="1:30"), {}, ["c"]),
+        (stored(C, publication=LISTED), event("id", "a", publication=""), {}, ["c"]),
+        (stored(C), event("id", "a", left_out=["c"]), {}, ["c"]),  # by the bridge's settings
         (stored(replace(C, mixed=True)), BEFORE, {}, ["c"]),  # partitions have several
         (stored(None), BEFORE, {}, ["c"]),  # dropped since
         (None, BEFORE, {}, ["c"]),  # the table is gone
@@ -111,9 +134,11 @@ def test_a_value_that_is_not_to_be_told_is_unsent() -> None:
 
 
 def test_what_later_events_are_compared_with() -> None:
-    assert ask(stored(C))[2:] == (3, 7)
-    later = stored(replace(C, changed_by=(101,)), changed_by=101)
-    assert ask(later, after=columns("id", "a"))[2:] == (2, 0)
+    assert ask(stored(C))[2:] == (3, 7, "1:40")
+    published = replace(PUBLICATION, changed_by=(40, 101))
+    later = stored(replace(C, changed_by=(101,)), changed_by=101, publication=published)
+    assert ask(later, after=columns("id", "a"))[2:] == (2, 0, "")
+    assert ask(stored(C, publication=LISTED)).publication == ""
 
 
 @given(
@@ -128,8 +153,10 @@ def test_only_what_was_changed_later_is_uncertain(
     """Transaction ids are circular, and may be long past."""
 
     def by(changed_by: int) -> MissingValues:
-        found = stored(replace(C, changed_by=(changed_by % 2**32,)))
-        return ask(replace(found, next_xid=(xid + lead) % 2**32), xid=xid)
+        published = replace(PUBLICATION, changed_by=(xid,))
+        found = stored(replace(C, changed_by=(changed_by % 2**32,)), publication=published)
+        before = event("id", "a", publication=f"1:{xid}")
+        return ask(replace(found, next_xid=(xid + lead) % 2**32), before, xid=xid)
 
     assert by(xid - age).missing == {"c": 7}
     if lead > 1:
@@ -143,8 +170,22 @@ def test_fields_that_tell_nothing_are_left_out() -> None:
     assert plain is not None
     assert plain.value is not None
     assert {"missing", "unsent", "attnum_max", "relfilenode"}.isdisjoint(json.loads(plain.value))
-    full = MissingValues({"c": 7}, ["d"], 3, 7)
+    assert {"publication", "left_out"}.isdisjoint(json.loads(plain.value))
+    full = MissingValues({"c": 7}, ["d"], 3, 7, "1:40")
     event = Shapes("bank", {}).change(relation, Stamp(0, 1, 0, 0, 0), 0, lambda *_: full)
     assert event is not None
     assert event.value is not None
     assert SchemaEvent.model_validate_json(event.value).missing == {"c": 7}
+
+
+def test_a_schema_event_tells_of_columns_that_are_left_out_and_are_not() -> None:
+    """Else rows may come with other values in a column before an event knows of it."""
+    relation = Relation(7, "public", "t", "d", (RelationColumn("id", INT, -1, True),))
+    shapes, stamp = Shapes("bank", {}), Stamp(0, 1, 0, 0, 0)
+    assert shapes.change(relation, stamp, 0)
+    event = shapes.change(relation, stamp, 1, left_out={"c"})
+    assert event is not None
+    assert event.value is not None
+    assert SchemaEvent.model_validate_json(event.value).left_out == ["c"]
+    assert shapes.change(relation, stamp, 2, left_out={"c"}) is None
+    assert shapes.change(relation, stamp, 3)

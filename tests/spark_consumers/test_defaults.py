@@ -242,3 +242,34 @@ def test_masked_and_partitioned(
     assert (told["parts"]["missing"], told["parts"].get("unsent")) == ({"c": 7}, None)
     row = next(event["after"] for event in bridge.events("person") if event["after"]["id"] == 2)
     assert told["person"]["missing"] == {name: row[name] for name in ("phone", "mail", "cv")}
+
+
+def test_a_column_that_was_not_published(
+    pair: Provider, fresh_database: str, kafka: Broker, tmp_path: Path, topic_prefix: str
+) -> None:
+    """Rows may have got another value in it meanwhile, of which no event tells."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix)
+    publication = bridge.publication
+
+    def last() -> SchemaEvent:
+        bridge.caught_up()
+        values = [value for _, value in bridge.records("schema") if value]
+        return SchemaEvent.model_validate_json(values[-1])
+
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(b"CREATE TABLE t (id int PRIMARY KEY)")
+        connection.execute(f"CREATE PUBLICATION {publication} FOR TABLE t (id)".encode())
+        try:
+            bridge.start().streaming()
+            connection.execute(b"INSERT INTO t VALUES (1)")
+            assert last().publication == ""
+            connection.execute(b"ALTER TABLE t ADD c int DEFAULT 5; INSERT INTO t VALUES (2, 9)")
+            connection.execute(f"ALTER PUBLICATION {publication} SET TABLE t".encode())
+            connection.execute(b"INSERT INTO t VALUES (3, 3)")
+            assert (last().missing, last().unsent) == ({}, ["c"])
+            connection.execute(b"ALTER TABLE t ADD d int DEFAULT 6; INSERT INTO t VALUES (4)")
+            assert (last().missing["d"], "d" in last().unsent) == (6, False)
+            assert bridge.stop() == 0, bridge.output
+        finally:
+            bridge.end()

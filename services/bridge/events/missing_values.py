@@ -6,7 +6,8 @@ it is today, which may be long after the change that is being decoded. What is c
 
     not touched since the transaction   the catalog's value; NULL, if it has none and the table has
     being decoded, and added after      the file of then
-    the last schema event
+    the last schema event, while the
+    publication sent all columns
     otherwise (dropped, rewritten or    nothing: the column is `unsent`
     changed meanwhile; a default that
     PostgreSQL did write into the rows)
@@ -27,15 +28,20 @@ _XIDS: Final = 2**32
 
 
 class MissingValues(NamedTuple):
-    """The fields of a SchemaEvent that tell of rows that were there."""
+    """The fields of a SchemaEvent that tell of rows that were there.
+
+    `attnum_max` of pg_attribute, `relfilenode`: 0 where not known. `publication`: by which rows of
+    the catalogs it sent all columns; empty where that is not known, or it did not.
+    """
 
     missing: dict[str, Any]
     unsent: list[str]
     attnum_max: int
     relfilenode: int
+    publication: str
 
 
-NOTHING: Final = MissingValues({}, [], 0, 0)
+NOTHING: Final = MissingValues({}, [], 0, 0, "")
 
 
 def missing_values(
@@ -54,7 +60,7 @@ def missing_values(
     """
     added, retyped = _changes(before, after)
     if found is None:
-        return MissingValues({}, [*added, *retyped], 0, 0)
+        return MissingValues({}, [*added, *retyped], 0, 0, "")
 
     def since(changed_by: int) -> bool:
         return 0 < (changed_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
@@ -63,13 +69,18 @@ def missing_values(
         return not any(map(since, column.changed_by))
 
     stored = {column.name: column for column in found.columns}
+    whole = not found.publication.listed and not any(map(since, found.publication.changed_by))
+    publication = ""
+    if whole:
+        publication = f"{found.publication.oid}:{','.join(map(str, found.publication.changed_by))}"
+    publication_same = before is not None and publication == before.publication != ""
     same_file = before is not None and 0 < before.relfilenode == found.relfilenode
     rewritten = found.rewritten and not same_file
     missing: dict[str, Any] = {}
     unsent: list[str] = [name for name in retyped if rewritten]
     for name in added:
         column = stored.get(name)
-        new = column is not None and before is not None and 0 < before.attnum_max < column.attnum
+        new = column is not None and _is_new(column, before) and publication_same
         if column is None or not new or column.mixed or not untouched(column):
             unsent.append(name)
         elif column.missing is None:
@@ -82,7 +93,17 @@ def missing_values(
                 missing[name] = json.loads(text)
     numbers = [c.attnum for c in found.columns if c.name in served or untouched(c)]
     relfilenode = 0 if since(found.table_changed_by) else found.relfilenode
-    return MissingValues(missing, unsent, max(numbers, default=0), relfilenode)
+    return MissingValues(missing, unsent, max(numbers, default=0), relfilenode, publication)
+
+
+def _is_new(column: StoredColumn, before: SchemaEvent | None) -> bool:
+    """Tell whether a column is certain to have been added after the last schema event.
+
+    One that settings left out has come in no row since it was added.
+    """
+    if before is None or column.name in before.left_out:
+        return False
+    return 0 < before.attnum_max < column.attnum
 
 
 def _changes(

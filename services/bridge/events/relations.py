@@ -89,7 +89,9 @@ class Relations:
             raise
         form = PLAIN if self._formats is None else self._formats.of(plan)
         tell = partial(self._told, plan, served, stamp.xid)
-        return Described(plan, self._shapes.change(plan.relation, stamp, seq, tell), certain, form)
+        left_out = served - {column.name for column in plan.relation.columns}
+        event = self._shapes.change(plan.relation, stamp, seq, tell, left_out=left_out)
+        return Described(plan, event, certain, form)
 
     def _told(
         self,

@@ -1,6 +1,6 @@
 """A relation's shape as a schema event, when it is not what was last published. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Literal
 
 from schemas.events import Column, SchemaEvent, SchemaKey, schema_topic
@@ -38,11 +38,18 @@ class Shapes:
         return frozenset(column.name for column in last.after if column.key)
 
     def change(
-        self, relation: Relation, stamp: Stamp, seq: int, tell: Tell = lambda *_: NOTHING
+        self,
+        relation: Relation,
+        stamp: Stamp,
+        seq: int,
+        tell: Tell = lambda *_: NOTHING,
+        *,
+        left_out: Collection[str] = (),
     ) -> Event | None:
         """Return the schema event that `relation` calls for at `seq`, None when nothing changed.
 
-        `tell` is asked for what it says of the rows that were there.
+        `tell` is asked for what it says of the rows that were there. `left_out`: columns that the
+        server sends and settings leave out.
         """
         columns = [
             Column(
@@ -57,11 +64,10 @@ class Shapes:
         identity = _IDENTITIES[relation.replica_identity]
         key = (relation.schema, relation.table)
         before = self._known.get(key)
-        if before and (before.oid, before.after, before.replica_identity) == (
-            relation.oid,
-            columns,
-            identity,
-        ):
+        if before and (
+            *(before.oid, before.after, before.replica_identity),
+            before.left_out,
+        ) == (relation.oid, columns, identity, sorted(left_out)):
             return None
         same_table = before is not None and before.oid == relation.oid
         found = tell(before if same_table else None, columns)
@@ -79,6 +85,8 @@ class Shapes:
             unsent=found.unsent,
             attnum_max=found.attnum_max,
             relfilenode=found.relfilenode,
+            publication=found.publication,
+            left_out=sorted(left_out),
         )
         self._known[key] = event
         name = SchemaKey(schema=relation.schema, table=relation.table)

@@ -233,7 +233,7 @@ class Primary:
     def stored_columns(self, relation_oid: int) -> StoredColumns | None:
         """Return what the catalog says of a table's columns now, None when the table is gone."""
         with self._statement("read the columns of a table"):
-            return stored_columns(self._connection, relation_oid)
+            return stored_columns(self._connection, relation_oid, self._settings.publication)
 
     @in_any_session
     def await_visible(self, xid: int, while_waiting: Callable[[], None]) -> bool:
