@@ -127,7 +127,7 @@ def renamed(before: Shape, after: Shape) -> dict[str, str]:
     """Old name -> new name of the columns that were renamed from one shape to the next.
 
     The events tell names and types by place: a column is taken for renamed where all others are
-    the same, in the same places, and its type is.
+    the same, in the same places, and its type is. The bridge tells by name those that were added.
     """
     if len(before.columns) != len(after.columns) or before.another_table(after):
         return {}
@@ -136,7 +136,8 @@ def renamed(before: Shape, after: Shape) -> dict[str, str]:
         return {}
     changed = {a.name: b.name for a, b in pairs if a.name != b.name}
     kept = {a.name for a, b in pairs if a.name == b.name}
-    if kept & set(changed.values()) or set(changed) & set(changed.values()):
+    added = {*dict(after.missing), *after.unsent}
+    if not set(changed.values()).isdisjoint({*kept, *changed, *added}):
         return {}
     return changed
 

@@ -14,6 +14,7 @@ from services.bridge.events.missing_values import NOTHING, MissingValues, missin
 from services.bridge.events.schema_events import Shapes
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.postgres.stored_columns import StoredColumn, StoredColumns, StoredPublication
+from spark_consumers.events.shape import Shape, filled, renamed
 
 XID = 100
 INT, TEXT, BIGINT = 23, 25, 20
@@ -115,8 +116,52 @@ def test_a_value_is_told_where_it_is_certain(
 
 
 def test_a_column_that_is_renamed_was_there() -> None:
-    renamed = stored(StoredColumn("b", 2, (90,), None, False), relfilenode=9)
-    assert ask(renamed, after=columns("id", "b"))[:2] == ({}, [])
+    found = replace(stored(None), columns=(StoredColumn("b", 2, (90,), None, False),))
+    assert ask(found, after=columns("id", "b"))[:2] == ({}, [])
+
+
+NICK = StoredColumn("nick", 4, (90,), "7", mixed=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "now", "column", "missing", "unsent"),
+    [
+        ("id first last", "id last nick", NICK, {"nick": 7}, []),
+        ("id first last", "id last nick", replace(NICK, missing=None), {}, []),
+        ("id first last", "id last nick", replace(NICK, attnum=3), {}, ["nick"]),
+        ("id first last", "id first nick", NICK, {"nick": 7}, []),  # last dropped, nick added
+        ("id first last", "id first nick", replace(NICK, missing=None), {}, ["nick"]),
+        ("id first last", "id first nick", replace(NICK, attnum=3), {}, []),  # renamed
+    ],
+)
+def test_a_column_that_takes_the_place_of_another_is_renamed_or_new(
+    names: str,
+    now: str,
+    column: StoredColumn,
+    missing: dict[str, object],
+    unsent: list[str],
+) -> None:
+    """What `slottables` would take for renamed is told, be it NULL."""
+    found = replace(stored(None), columns=(*stored(None).columns[:1], column))
+    before = event(*names.split(), attnum_max=3)
+    told = ask(found, before, columns(*now.split()))
+    assert told[:2] == (missing, unsent)
+    after = before.model_copy(
+        update={"before": before.after, "after": columns(*now.split()), "missing": told.missing}
+        | {"unsent": told.unsent, "commit_lsn": 2}
+    )
+    shapes = Shape.from_event(before), Shape.from_event(after)
+    is_renamed = "nick" in renamed(*shapes).values()
+    assert is_renamed == (column.attnum == 3 and now == "id first nick")
+    assert filled(*shapes) == {name: str(value) for name, value in missing.items()}
+
+
+def test_a_column_whose_place_in_a_list_another_takes_is_not_renamed() -> None:
+    found = stored(StoredColumn("b", 3, (50,), None, mixed=False), publication=LISTED)
+    before = event("id", "a", attnum_max=3, publication="")
+    assert ask(found, before, columns("id", "b"))[:2] == ({}, ["b"])
+    left_out = event("id", "a", attnum_max=3, left_out=["b"])
+    assert ask(stored(found.columns[2]), left_out, columns("id", "b"))[:2] == ({}, ["b"])
 
 
 @pytest.mark.parametrize(("relfilenode", "unsent"), [(7, []), (9, ["a"])])

@@ -58,7 +58,8 @@ def missing_values(
     columns that the server sends; `found`: the catalog's answer, None for a table that is gone;
     `xid`: the transaction being decoded.
     """
-    added, retyped = _changes(before, after)
+    added, retyped = _changes(before, after, found)
+    places = {new.name for _, new in _in_places(before, after)}
     if found is None:
         return MissingValues({}, [*added, *retyped], 0, 0, "")
 
@@ -84,7 +85,8 @@ def missing_values(
         if column is None or not new or column.mixed or not untouched(column):
             unsent.append(name)
         elif column.missing is None:
-            unsent += [name] if rewritten else []
+            # In the place of another it would be taken for renamed, if it were not named.
+            unsent += [name] if rewritten or name in places else []
         else:
             text = encode(name, column.missing.encode())
             if text is None:
@@ -94,6 +96,22 @@ def missing_values(
     numbers = [c.attnum for c in found.columns if c.name in served or untouched(c)]
     relfilenode = 0 if since(found.table_changed_by) else found.relfilenode
     return MissingValues(missing, unsent, max(numbers, default=0), relfilenode, publication)
+
+
+def _in_places(
+    before: SchemaEvent | None, after: Sequence[Column]
+) -> Sequence[tuple[Column, Column]]:
+    """Return the columns that have other names than those in their places before, with these.
+
+    There are none where a type differs, or where a name was there before.
+    """
+    if before is None or len(before.after) != len(after):
+        return ()
+    names = {column.name for column in before.after}
+    pairs = zip(before.after, after, strict=True)
+    other = [(old, new) for old, new in pairs if old.name != new.name]
+    same = all((old.type_oid, old.typmod) == (new.type_oid, new.typmod) for old, new in other)
+    return other if same and names.isdisjoint(new.name for _, new in other) else ()
 
 
 def _is_new(column: StoredColumn, before: SchemaEvent | None) -> bool:
@@ -107,21 +125,30 @@ def _is_new(column: StoredColumn, before: SchemaEvent | None) -> bool:
 
 
 def _changes(
-    before: SchemaEvent | None, after: Sequence[Column]
+    before: SchemaEvent | None, after: Sequence[Column], found: StoredColumns | None
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the columns that were added, and those that have another type.
 
-    Columns with other names in the same places, and of the same types, are renamed.
+    Columns in the places of others are renamed, unless the catalog has one that is new, or still
+    has the other one. `slottables` takes them for renamed if none is told (its events/shape.py).
     """
     if before is None:
         return (), ()
     types = {column.name: (column.type_oid, column.typmod) for column in before.after}
     added = [column.name for column in after if column.name not in types]
-    if len(before.after) == len(after):
-        pairs = zip(before.after, after, strict=True)
-        other = [(old, new) for old, new in pairs if old.name != new.name]
-        if all((old.type_oid, old.typmod) == (new.type_oid, new.typmod) for old, new in other):
-            added = []
+    stored = {column.name: column for column in found.columns} if found else {}
+    in_places = _in_places(before, after)
+
+    def was_there(name: str) -> bool:
+        column = stored.get(name)
+        return column is not None and 0 < column.attnum <= before.attnum_max
+
+    def is_other(name: str) -> bool:
+        column = stored.get(name)
+        return name in before.left_out or (column is not None and _is_new(column, before))
+
+    if in_places and not any(was_there(old.name) or is_other(new.name) for old, new in in_places):
+        added = []
     retyped = [
         column.name
         for column in after
