@@ -131,7 +131,8 @@ class Rebuilds:
             try:
                 if record is None or states[name].commit_lsn > record.commit_lsn:
                     continue  # the table has the epoch under way already; the rebuild follows
-                note, limit = self._note(name, states[name]), self._limit(name, record)
+                shapes = self._topics.shapes.upto(name, record.commit_lsn)
+                note, limit = self._note(name, states[name], shapes), self._limit(name, record)
                 if parts and (note is None or note.commit_lsn != limit):
                     parts = False
                     note = note if note and note.commit_lsn < limit else None
@@ -171,25 +172,28 @@ class Rebuilds:
             return record.commit_lsn
         return found.counted_after
 
-    def _note(self, name: str, state: State) -> RebuildNote | None:
-        """Return how far the branch of a rebuild is, None where it is yet to begin."""
+    def _note(self, name: str, state: State, shapes: Sequence[Shape]) -> RebuildNote | None:
+        """Return how far the branch of a rebuild is, None where it is yet to begin.
+
+        With another shape, rows may lack values; another topic has other events at the offsets.
+        """
         found = self._notes.get(name)
         if found is None:
-            topic_id = self._topic_id(name)
             properties = catalog.properties(catalog.load(self._spark, state.identifier))
             text = properties.get(catalog.REBUILD_NOTE)
             found = rebuild_note_from(text) if text else None
-            asked = properties.get(catalog.REBUILD)
-            if found is not None and (found.asked, found.topic_id) == (asked, topic_id):
-                self._notes[name] = found
-                log.info("a rebuild goes on", table=name, commit_lsn=_told(found.commit_lsn))
-            else:
-                found = None
+            if found is None or found.asked != properties.get(catalog.REBUILD):
+                return None
+        if not shapes or (found.shape, found.topic_id) != (shapes[-1].since, self._topic_id(name)):
+            return None
+        if name not in self._notes:
+            self._notes[name] = found
+            log.info("a rebuild goes on", table=name, commit_lsn=_told(found.commit_lsn))
         return found
 
     def _topic_id(self, name: str) -> str:
         topic = self._topics.name(name)
-        self._topics.offsets.all_partitions((topic,))
+        self._topics.offsets.refresh(topic)
         return self._topics.offsets.id(topic)
 
     def _end(self, name: str, states: dict[str, State]) -> None:
@@ -227,7 +231,7 @@ class Rebuilds:
         self._topics.dead.between(done, record.commit_lsn)
         topic = self._topics.name(name)
         shape = shapes[-1].since
-        if note is None or note.shape != shape:  # with another one, rows may lack values
+        if note is None:
             note = self._begin(name, states[name], shape)
         limit = self._limit(name, record)
         if limit == NEVER:  # the table has nothing: the epoch with which it returns reads all

@@ -116,9 +116,9 @@ class TopicOffsets:
         """
         return self._ids.get(topic, "")
 
-    def refresh(self) -> None:
-        """Ask anew for all topics that were asked for before, in one request."""
-        self._partitions = self._described(self._partitions)
+    def refresh(self, *topics: str) -> None:
+        """Ask anew for topics, by default all that were asked for before, in one request."""
+        self._partitions |= self._described(topics or self._partitions)
 
     def partitions(self, topic: str) -> tuple[int, ...]:
         """Return the topic's partitions as of the last `refresh`, () if there is no such topic."""

@@ -425,6 +425,69 @@ def test_a_parked_table_that_has_nothing_yet(new_pipeline: NewPipeline, epochs: 
     require_done(pipeline)
 
 
+def test_a_rebuild_whose_table_has_another_shape_since_begins_anew(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its branch has all that it is to have, but the table is refused and parked again."""
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
+    pipeline = new_pipeline(on_refused_table="park")
+    load(pipeline, 2)
+    before = whole(pipeline)
+    with pipeline.publisher.transaction() as t:
+        t.counts[NAME] += 1
+        t.insert(LOG, {"n": 50})
+    lost = pipeline.publisher.commit_lsn
+    assert NAME in pipeline.apply().refused
+
+    def returned(number: int) -> bool:
+        """It is to return, and does, or is refused."""
+        list(Operator(pipeline.spark, pipeline.settings).unpark([NAME]))
+        pipeline.runner.look_for_requests()
+        for step in range(20):
+            tell(pipeline, number + step)
+            refused = NAME in pipeline.apply().refused
+            if refused or NAME not in pipeline.runner.parking.tables:
+                return not refused
+        raise AssertionError("it does not return")
+
+    ask(pipeline)
+    assert not returned(100)
+    assert asked(pipeline)
+    wider = SourceTable("items", {**ITEMS.columns, "w": ("int4", -1)}, missing={"w": 7})
+    pipeline.publisher.reshape(wider)
+    with pipeline.publisher.transaction() as t:
+        t.insert(wider, {"id": 99, "g": 1, "v": "new", "w": 5})
+    pipeline.apply()
+    with structlog.testing.capture_logs() as told:
+        assert not returned(200)
+    assert "a rebuild begins" in [line["event"] for line in told]
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 98, "g": 1, "v": "found"}, commit_lsn=lost, seq=5)
+    assert returned(300)
+    found = {row.id: row.w for row in pipeline.rows("items")}
+    assert found == {row[0]: 7 for row in before} | {98: 7, 99: 5}
+    require_done(pipeline)
+
+
+def test_a_rebuild_begins_anew_with_a_topic_that_was_made_anew(pipeline: Pipeline) -> None:
+    """The new one is longer than where the rebuild is in the former one."""
+    load(pipeline, 8)
+    ask(pipeline)
+    pipeline.step()
+    assert asked(pipeline)
+    admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
+    topic = f"{pipeline.kafka.topic_prefix}.{NAME}"
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=20).topics, what="it is gone")
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        for key in range(200):
+            t.insert(ITEMS, {"id": 1000 + key, "g": 1, "v": "v"})
+    with structlog.testing.capture_logs() as told:
+        pipeline.runner.step()
+    assert "a rebuild begins" in [line["event"] for line in told]
+
+
 def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(on_refused_table="park")
     load(pipeline)
