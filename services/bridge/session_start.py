@@ -8,7 +8,7 @@ before the server is shown to be the right one.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -35,7 +35,6 @@ from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.errors import Diverged
 from services.bridge.progress.ledger import Ledger, Position, resume_at
 from services.bridge.recovery.accept_divergence import accept
-from services.bridge.recovery.expressions import require_fitting
 from services.bridge.recovery.hanging_transactions import require_told
 from services.bridge.recovery.placement import placement_of
 from services.bridge.recovery.republish import settle_all
@@ -51,7 +50,6 @@ from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.progress import Owner
-from services.bridge.snapshot.row_reader import shape_of
 from services.bridge.snapshot.session_snapshot import open_snapshot
 from services.bridge.snapshot.slot_creation import first_slot
 from services.bridge.snapshot.snapshotter import Snapshotter
@@ -60,11 +58,11 @@ from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.publication_reader import warn_of_differences
 from services.bridge.source.replication_connection import ReplicationConnection
 from services.bridge.source.standby_status import StandbyStatus, WhileWaiting
+from services.bridge.start_checks import check_settings
 from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.kafka.schema_registry import SchemaRegistry
-from services.postgres.published_tables import published_tables
 
 logger = structlog.get_logger(__name__)
 
@@ -195,7 +193,9 @@ class _Opening:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         placement = placement_of(self._settings.shaping, self._bridge, self._kafka)
-        self._require_fitting(primary, record, placement)
+        check_settings(
+            *(self._shaping, primary, self._source.publication, topics, record, placement)
+        )
         records = Records(*(self._slot, heartbeat, seen, placement), reads_rows=snapshot.reads_all)
         make_first = partial(
             first_slot,
@@ -205,22 +205,6 @@ class _Opening:
         )
         record = records.resume(record, primary, producer, make_first)
         return _Agreed(record, seen, records, heartbeat)
-
-    def _require_fitting(
-        self, primary: Primary, record: ProgressRecord | None, placement: Mapping[str, str]
-    ) -> None:
-        if not self._shaping.has_expressions:
-            return
-        tables = primary.ask(
-            "read the published tables",
-            lambda connection: published_tables(connection, self._source.publication),
-        )
-        if tables is None:
-            logger.info("not judged: whether expressions fit the tables")
-            return
-        relations = [shape_of(table).relation for table in tables]
-        then = None if record is None else record.placement or {}
-        require_fitting(self._shaping, relations, then, placement)
 
     def _snapshot_settings(self, record: ProgressRecord | None) -> SnapshotSettings:
         """Return the snapshot's settings with the mode that is in effect."""

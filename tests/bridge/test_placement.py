@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from schemas.events import ProgressRecord
 from schemas.kafka import KafkaSettings
+from schemas.naming import Naming
 from schemas.settings import BridgeSettings
 from schemas.shaping import ShapingSettings
-from services.bridge.recovery.placement import changed, placement_of
+from services.bridge.pgoutput.messages import Relation
+from services.bridge.recovery.placement import changed, placement_of, spreads_keyless
 from services.bridge.sink.partition_ends import grown
+from services.bridge.snapshot.tables import PLACE, TableShape
+from services.bridge.start_checks import gathered
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually
@@ -29,6 +33,14 @@ def placement(shaping: dict[str, Any], kafka: dict[str, Any] | None = None, **br
     return placement_of(
         ShapingSettings(**shaping), BridgeSettings(**bridge), KafkaSettings(**of_kafka)
     )
+
+
+def by(*columns: str, **shaping: Any) -> Any:
+    return placement({"partition_by": {"*.*": columns or "row"}, **shaping})
+
+
+def masked(**mask: Any) -> dict[str, Any]:
+    return {"*.*": {"v": mask}}
 
 
 HASHED: dict[str, Any] = {"masks": {"*.*": {"email": {"hash": "sha256"}}}, "salt": SALT}
@@ -69,6 +81,35 @@ HASHED: dict[str, Any] = {"masks": {"*.*": {"email": {"hash": "sha256"}}}, "salt
         ),
         (placement({}), placement({"exclude": ["*.x"], "skip": {"*.*": ["t"]}}), []),
         ({}, placement({"keys": {"public.t": ["v"]}}), []),
+        ({}, by("v"), ["shaping.partition_by"]),
+        (
+            by("v", masks=masked(truncate=4)),
+            by("v", masks=masked(truncate=6)),
+            ["shaping.masks of partition_by"],
+        ),
+        (by("w", masks=masked(truncate=4)), by("w", masks=masked(truncate=6)), []),
+        (by(), by(masks=masked(text="-")), ["shaping.masks of partition_by"]),
+        (
+            by("v", masks={"*.*": {"v": {"truncate": 1}, "*": {"truncate": 2}}}),
+            by("v", masks={"*.*": {"*": {"truncate": 2}, "v": {"truncate": 1}}}),
+            ["shaping.masks of partition_by"],
+        ),
+        (
+            by(),
+            by(columns={"*.t": {"exclude": ["v"]}}),
+            ["shaping.columns of partition_by: row"],
+        ),
+        (by("w"), by("w", columns={"*.t": {"exclude": ["v"]}}), []),
+        (
+            placement({"partition_by": {"*.t": ["v"], "public.*": ["w"]}}),
+            placement({"partition_by": {"public.*": ["w"], "*.t": ["v"]}}),
+            ["shaping.partition_by"],
+        ),
+        (
+            placement({"keys": {"*.t": ["v"], "public.*": ["w"]}}),
+            placement({"keys": {"public.*": ["w"], "*.t": ["v"]}}),
+            ["shaping.keys"],
+        ),
     ],
 )
 def test_settings_that_place_rows_are_told_from_others(
@@ -128,6 +169,17 @@ def test_a_start_tells_once_what_places_rows_elsewhere(
         assert again.stop() == 0, again.output
     for said in (ELSEWHERE, MORE):
         assert said not in again.output
+
+
+def test_tables_without_a_key_in_several_partitions_are_told() -> None:
+    naming = Naming("bank", ShapingSettings(partition_by={"*.r": "row"}, keys={"*.k": ("v",)}))
+    shapes = [
+        TableShape(Relation(7, "public", name, "f", ()), False, "", key)
+        for name, key in (("a", ()), ("b", ()), ("r", ()), ("k", ()), ("p", (PLACE,)))
+    ]
+    counts = {f"bank.public.{name}": 2 for name in "arkp"} | {"bank.public.b": 1}
+    assert [*gathered(shapes, naming, lambda name: counts[name])] == ["public.a"]
+    assert spreads_keyless(None) and spreads_keyless({}) and not spreads_keyless(by())
 
 
 def test_a_record_of_an_older_release_is_read_and_not_judged() -> None:

@@ -171,7 +171,13 @@ LAYERS = {
         *(("snapshot",), ("repair", "adoption")),
         ("stagnation", "snapshot_bars", "session_settings"),
         *(
-            *(("stopped_bridge",), ("liveness",), ("session",), ("session_start",), ("runner",)),
+            *(
+                ("stopped_bridge", "start_checks"),
+                ("liveness",),
+                ("session",),
+                ("session_start",),
+                ("runner",),
+            ),
             (
                 *("control", "doctor", "publication", "status", "tail", "teardown"),
                 "setup_commands",

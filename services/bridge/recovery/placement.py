@@ -12,6 +12,7 @@ from typing import Any, Final
 import structlog
 
 from schemas.kafka import KafkaSettings
+from schemas.naming import column_matches
 from schemas.settings import ValueSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.events.formats.table_format import encoders_for
@@ -20,6 +21,7 @@ logger = structlog.get_logger(__name__)
 
 EXPRESSIONS: Final = "shaping.filters and computed"
 """The one digest of settings that do not place rows: see `recovery.expressions`."""
+_PARTITION_BY: Final = "shaping.partition_by"
 _DIGITS: Final = 16
 
 
@@ -38,8 +40,10 @@ def placement_of(
     forms = {name: getattr(values, name) for name in sorted(ValueSettings.model_fields)}
     outbox = shaping.outbox.model_dump(exclude={"headers"}) if shaping.outbox else None
     return {
-        "shaping.keys": _digest(shaping.keys),
-        "shaping.partition_by": _digest(shaping.partition_by),
+        "shaping.keys": _digest(shaping.keys, ordered=True),
+        _PARTITION_BY: _digest(shaping.partition_by, ordered=True),
+        "shaping.masks of partition_by": _digest(_masks_of_places(shaping), ordered=True),
+        "shaping.columns of partition_by: row": _digest(_columns_of_rows(shaping)),
         "shaping.masks of keys": _digest([hashed, salt] if any(hashed.values()) else []),
         "shaping.topic and routes": _digest(
             [shaping.topic, [route.model_dump() for route in shaping.routes]]
@@ -51,12 +55,21 @@ def placement_of(
 
 
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the groups of settings that are known of both times, and differ."""
+    """Return the groups of settings that are known of both times, and differ.
+
+    A record without `shaping.partition_by` is of a release without this setting.
+    """
+    then = {_PARTITION_BY: _digest({}), **then}
     return [
         name
         for name, digest in now.items()
         if name != EXPRESSIONS and then.get(name, digest) != digest
     ]
+
+
+def spreads_keyless(then: Mapping[str, str] | None) -> bool:
+    """Tell whether the release of a progress record sent tables without a key to any partition."""
+    return then is None or _PARTITION_BY not in then
 
 
 def tell_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
@@ -71,6 +84,32 @@ def tell_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None
         )
 
 
-def _digest(settings: Any) -> str:
-    text = json.dumps(settings, sort_keys=True)
+def _masks_of_places(shaping: ShapingSettings) -> list[Any]:
+    """Return the masks of columns that may choose a partition, and the salt of the hashes."""
+    chosen = shaping.partition_by.values()
+    whole = "row" in chosen
+    columns = {column for found in chosen if not isinstance(found, str) for column in found}
+    masks = [
+        (tables, of_column, mask.model_dump())
+        for tables, of_columns in shaping.masks.items()
+        for of_column, mask in of_columns.items()
+        if whole or any(column_matches(of_column, column) for column in columns)
+    ]
+    salt = shaping.salt.get_secret_value()
+    return [masks, salt if any(mask["hash"] for *_, mask in masks) else ""]
+
+
+def _columns_of_rows(shaping: ShapingSettings) -> list[Any]:
+    """Return the settings that choose the columns of rows which choose a partition whole."""
+    if "row" not in shaping.partition_by.values():
+        return []
+    return sorted(
+        (tables, sorted(columns.include), sorted(columns.exclude))
+        for tables, columns in shaping.columns.items()
+    )
+
+
+def _digest(settings: Any, *, ordered: bool = False) -> str:
+    """Return a digest; `ordered`: of patterns whose first match applies."""
+    text = json.dumps(settings, sort_keys=not ordered)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
