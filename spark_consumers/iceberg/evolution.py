@@ -127,13 +127,10 @@ def evolve(
         existing = [str(column.name()) for column in table.schema().columns()]
         changes = needed(settings, old, new, existing, replaced=another)
         kept = unfilled(old, new, changes, kept)
-        found = fills.fills_for(old, new)
-        if found and settings.on_column_default == "null":
-            fills.warn_unfilled(after.name, found)
-            found = {}
+        found = fills.wanted(settings, after.name, fills.fills_for(old, new))
         names = dict(changes.renames)
         left = {name: fill for name, fill in pending.items() if name not in changes.drops}
-        pending = {names.get(name, name): fill for name, fill in left.items()} | found
+        pending = {names.get(name, name): fill for name, fill in left.items()} | {**found}
         _commit(spark, table, changes, after, Evolved(None, kept, pending), another=another)
         fills.warn_unsent(after, [*(name for name, _ in changes.adds), *dict(changes.widened)])
         replaced = after.since if another else replaced

@@ -14,6 +14,7 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from schemas.tables import TablesSettings
 from spark_consumers.events.columns import ColumnShape, typed
 from spark_consumers.events.shape import Shape, filled
 from spark_consumers.iceberg.layout import Layout
@@ -49,6 +50,14 @@ def fills_for(old: Layout, new: Layout) -> dict[str, Fill]:
 def fills_from(document: str | None) -> dict[str, Fill]:
     """Read fills that a table's property has kept, none without that property."""
     return {name: Fill(*fill) for name, fill in json.loads(document or "{}").items()}
+
+
+def wanted(settings: TablesSettings, table: str, fills: Mapping[str, Fill]) -> Mapping[str, Fill]:
+    """Return the fills that the settings want; log those of a source table that they do not."""
+    if fills and settings.on_column_default == "null":
+        warn_unfilled(table, fills)
+        return {}
+    return fills
 
 
 def fill(spark: SparkSession, identifier: str, fills: Mapping[str, Fill]) -> None:

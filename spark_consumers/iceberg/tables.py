@@ -26,7 +26,7 @@ from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.shape import CommitPosition, Shape, last_replacement
 from spark_consumers.iceberg import catalog, rules
 from spark_consumers.iceberg.evolution import Evolved, evolve
-from spark_consumers.iceberg.fills import Fill, fills_from
+from spark_consumers.iceberg.fills import Fill, fills_from, wanted
 from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
 from spark_consumers.iceberg.parked import Parked, parked_from
 from spark_consumers.session import CATALOG
@@ -167,7 +167,7 @@ class Tables:
                 if layout.rule.sort:
                     spark.sql(sort_sql(identifier, layout.rule.sort))
             return OpenTable(identifier, layout, NEVER, replaced=last_replacement(shapes))
-        replaced, fills = state.replaced, state.fills
+        replaced, fills = state.replaced, wanted(self._settings, state.source, state.fills)
         kept = self._require_rule(spark, state, layout)
         later = [s for s in shapes if state.shape is None or s.since > state.shape.since]
         if state.shape is not None and later:

@@ -152,6 +152,29 @@ def test_null_if_the_settings_say_so(new_pipeline: NewPipeline) -> None:
     assert "slottables rebuild --table public.items" in warning["hint"]
 
 
+def test_null_stops_a_fill_that_is_on_its_way(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy where the table can't be written anew, as the disk is too small for it."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise RuntimeError("killed")
+
+    start(pipeline)
+    widen(pipeline)
+    monkeypatch.setattr("spark_consumers.iceberg.fills.fill", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        pipeline.apply()
+    changed(pipeline, on_column_default="null")
+    with capture_logs() as told:
+        pipeline.apply()
+    assert [row[2] for row in rows(pipeline)] == [None, None, None, 8]
+    assert [line["columns"] for line in told if line["log_level"] == "warning"] == [["c", "d"]]
+    assert catalog.FILLS not in catalog.properties(
+        catalog.load(pipeline.spark, pipeline.identifier("items"))
+    )
+
+
 def test_what_no_event_tells_is_logged(pipeline: Pipeline) -> None:
     start(pipeline)
     columns = {"id": ("int8", -1), "name": ("text", -1), "u": ("uuid", -1)}

@@ -1,12 +1,14 @@
 """What a change of shape needs, without Spark: pure."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from schemas.errors import SetupError
 from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.columns import ColumnShape
 from spark_consumers.events.shape import START, CommitPosition, Shape, renamed
 from spark_consumers.iceberg.evolution import needed
+from spark_consumers.iceberg.fills import Fill, wanted
 from spark_consumers.iceberg.layout import Layout
 
 
@@ -33,6 +35,14 @@ BEFORE = shape(("id", "int4"), ("a", "text"), ("n", "int4"))
 )
 def test_a_rename_is_told_by_place_and_type(after: Shape, expected: dict[str, str]) -> None:
     assert renamed(BEFORE, after) == expected
+
+
+def test_null_takes_back_fills_that_were_noted() -> None:
+    fills = {"c": Fill("int4", -1, "7")}
+    assert wanted(settings(), "public.t", fills) == fills
+    with capture_logs() as told:
+        assert wanted(settings(on_column_default="null"), "public.t", fills) == {}
+    assert [line["columns"] for line in told] == [["c"]]
 
 
 def settings(**given: str) -> TablesSettings:
