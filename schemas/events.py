@@ -187,15 +187,15 @@ class SchemaKey(_Contract):
     table: str
 
 
-class SchemaEvent(_Contract):
+class SchemaEvent(_Contract, extra="ignore"):
     """A table as its events from (`commit_lsn`, `seq`) on have it; `before` is null the first time.
 
-    Another `oid` under the same name is another table: what was under that name before is renamed
-    or dropped. The same `oid` under another name is the same table, renamed.
+    Another `oid` under the same name is another table: the former one is renamed or dropped. The
+    same `oid` under another name is the same table, renamed.
 
     `missing`: added column -> the JSON form that it has in the rows that were there. `unsent`:
     columns of whose values in these rows no event tells. For the bridge alone, to compare later:
-    the fields after these (docs/DELIVERY.md). Where they tell nothing they are left out.
+    the fields after these. Where they tell nothing they are left out; unknown ones are ignored.
     """
 
     schema_: str = Field(alias="schema")

@@ -234,3 +234,9 @@ def test_a_schema_event_tells_of_columns_that_are_left_out_and_are_not() -> None
     assert SchemaEvent.model_validate_json(event.value).left_out == ["c"]
     assert shapes.change(relation, stamp, 2, left_out={"c"}) is None
     assert shapes.change(relation, stamp, 3)
+
+
+def test_fields_of_a_later_release_are_ignored() -> None:
+    """Else it could not be rolled back."""
+    document = {**event("id").model_dump(by_alias=True), "later": 1}
+    assert SchemaEvent.model_validate(document) == event("id")
