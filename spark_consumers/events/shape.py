@@ -41,6 +41,8 @@ class Shape:
     """Added columns, each with its value in the rows that were there (its JSON form as text)."""
     unsent: tuple[str, ...] = field(default=(), compare=False)
     """Columns of whose values in the rows that were there no event tells."""
+    former: tuple[str, ...] = field(default=(), compare=False)
+    """The names, now, of the columns that the event before had."""
 
     @classmethod
     def from_event(cls, event: SchemaEvent) -> "Shape":
@@ -48,7 +50,10 @@ class Shape:
         since = CommitPosition(event.commit_lsn, event.seq)
         missing = tuple((name, _text(form)) for name, form in event.missing.items())
         shape = cls._of(event, event.after, event.oid, since)
-        return replace(shape, missing=missing, unsent=tuple(event.unsent))
+        shape = replace(shape, missing=missing, unsent=tuple(event.unsent))
+        before = cls.before(event)
+        names = renamed(before, shape)
+        return replace(shape, former=tuple(names.get(name, name) for name in before.names))
 
     @classmethod
     def before(cls, event: SchemaEvent) -> "Shape":
@@ -121,6 +126,17 @@ def filled(before: Shape, after: Shape) -> dict[str, str]:
     names = renamed(before, after)
     there = {names.get(name, name) for name in before.names}
     return {name: text for name, text in after.missing if name not in there}
+
+
+def untold(before: Shape, after: Shape) -> Sequence[str]:
+    """Return the columns of whose values in the rows that were there no event tells.
+
+    Also those that an event between the two has added, which the compacted topic has lost.
+    """
+    names = renamed(before, after)
+    there = {names.get(name, name) for name in before.names}
+    lost = [] if before.another_table(after) else [n for n in after.former if n not in there]
+    return [*after.unsent, *(name for name in lost if name not in after.unsent)]
 
 
 def renamed(before: Shape, after: Shape) -> dict[str, str]:

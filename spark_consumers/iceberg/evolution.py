@@ -132,7 +132,8 @@ def evolve(
         left = {name: fill for name, fill in pending.items() if name not in changes.drops}
         pending = {names.get(name, name): fill for name, fill in left.items()} | {**found}
         _commit(spark, table, changes, after, Evolved(None, kept, pending), another=another)
-        fills.warn_unsent(after, [*(name for name, _ in changes.adds), *dict(changes.widened)])
+        changed = [*(name for name, _ in changes.adds), *dict(changes.widened)]
+        fills.warn_unsent(before, after, changed)
         replaced = after.since if another else replaced
         log.info(
             "table changed",

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from schemas.tables import TablesSettings
 from spark_consumers.events.columns import ColumnShape, typed
-from spark_consumers.events.shape import Shape, filled
+from spark_consumers.events.shape import Shape, filled, untold
 from spark_consumers.iceberg.layout import Layout
 from spark_consumers.sql import literal, quoted
 
@@ -92,14 +92,15 @@ def warn_unfilled(table: str, fills: Iterable[str]) -> None:
     )
 
 
-def warn_unsent(shape: Shape, changed: Iterable[str]) -> None:
-    """Log that values of added or changed columns are in no event, if the shape says so."""
-    columns = [name for name in changed if name in shape.unsent]
+def warn_unsent(before: Shape, shape: Shape, changed: Iterable[str]) -> None:
+    """Log that values of added or changed columns are in no event, if the shapes say so."""
+    unsent = untold(before, shape)
+    columns = [name for name in changed if name in unsent]
     if columns:
         log.warning(
             "rows that were there may lack the values that the source has in these columns: "
             "PostgreSQL wrote them without an event (a volatile default, ALTER TYPE), or "
-            "the bridge was too late to see them",
+            "the bridge was too late to see them, or the schema topic has lost their event",
             table=shape.name,
             columns=columns,
             hint=f"`slotbridge snapshot start {shape.name}` sends all rows anew; `slottables "

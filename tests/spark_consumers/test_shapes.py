@@ -6,10 +6,11 @@ from structlog.testing import capture_logs
 from schemas.errors import SetupError
 from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.columns import ColumnShape
-from spark_consumers.events.shape import START, CommitPosition, Shape, renamed
+from spark_consumers.events.shape import START, CommitPosition, Shape, filled, renamed, untold
 from spark_consumers.iceberg.evolution import needed
 from spark_consumers.iceberg.fills import Fill, wanted
 from spark_consumers.iceberg.layout import Layout
+from tests.spark_consumers.publisher import SourceTable
 
 
 def shape(*columns: tuple[str, str], oid: int = 1) -> Shape:
@@ -35,6 +36,23 @@ BEFORE = shape(("id", "int4"), ("a", "text"), ("n", "int4"))
 )
 def test_a_rename_is_told_by_place_and_type(after: Shape, expected: dict[str, str]) -> None:
     assert renamed(BEFORE, after) == expected
+
+
+def test_a_column_of_an_event_that_the_topic_has_lost_is_untold() -> None:
+    def event(*names: str, former: str, missing: dict[str, int] | None = None) -> Shape:
+        before = table(*former.split()).shape_event(1).after
+        told = table(*names).shape_event(2).model_copy(update={"before": before})
+        return Shape.from_event(told.model_copy(update={"missing": missing or {}}))
+
+    def table(*names: str) -> SourceTable:
+        return SourceTable("t", dict.fromkeys(names, ("int4", -1)), oid=1)
+
+    first = Shape.from_event(table("id", "a").shape_event(0))
+    last = event("id", "a", "c", "d", former="id a c", missing={"d": 6})
+    assert (untold(first, last), filled(first, last)) == (["c"], {"d": "6"})
+    assert untold(event("id", "a", "c", former="id a"), last) == []
+    assert untold(first, event("id", "a", "d", former="id a c")) == ["d"]
+    assert untold(first, event("id", "b", former="id a")) == []
 
 
 def test_null_takes_back_fills_that_were_noted() -> None:
