@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from schemas.errors import BadInput, SettingsError
+from schemas.events import Column
 from schemas.shaping import ShapingSettings
 from services.bridge.events.event import Event
 from services.bridge.events.rows import WORTH_ROWS, Table
@@ -234,6 +236,45 @@ def test_without_an_old_row_only_the_identity_tells_that_a_row_stays(
     made = Table(shaping.plan(relation, keys), EventCounter("public.t", '"public.t"'), Encoders())
     change = Update(relation, None, None, typed(("1", "y", "n")))
     assert made.unplaced(change) == unplaced
+
+
+def test_a_column_that_is_added_leaves_equal_rows_in_their_partition() -> None:
+    wider = [*KEYLESS.columns, RelationColumn("extra", 25, -1, False)]
+    keys = []
+    for relation in (KEYLESS, replace(KEYLESS, columns=tuple(wider))):
+        plan = Shaping(ShapingSettings.model_validate(BY_ROW), "bank").plan(relation)
+        made = Table(plan, EventCounter("public.t", '"public.t"'), Encoders())
+        values = ("1", None, "n", None)[: len(relation.columns)]
+        keys.append(made.key(typed(values)))
+    assert keys[0] == keys[1]
+    assert keys[0].placed_by == b'{"id":"1","note":"n"}'
+
+
+@pytest.mark.parametrize(
+    ("settings", "before", "after", "moved"),
+    [
+        (BY_ROW, "ab", "abc", True),
+        (BY_ROW, "ab", "a", True),
+        (BY_ROW, "ab", "ab", False),
+        ({}, "ab", "abc", False),
+        ({}, "ab", "Ab", True),
+        (BY_ROW, "ab", "Ab", True),
+        ({"partition_by": {"public.t": ["b"]}}, "ab", "Ab", False),
+        ({"partition_by": {"public.t": ["b"]}}, "ab", "abc", False),
+    ],
+)
+def test_a_change_of_shape_that_places_rows_otherwise_is_told(
+    settings: dict[str, Any], before: str, after: str, moved: bool
+) -> None:
+    """An upper-case letter is a column of the key."""
+    shapes = [
+        [Column(name=x.lower(), type="text", type_oid=25, typmod=-1, key=x.isupper()) for x in all_]
+        for all_ in (before, after)
+    ]
+    columns = tuple(RelationColumn(x.lower(), 25, -1, x.isupper()) for x in after)
+    shaping = Shaping(ShapingSettings.model_validate(settings), "bank")
+    plan = shaping.plan(Relation(7, "public", "t", "f", columns))
+    assert plan.placed_otherwise(*shapes) == moved
 
 
 def test_the_columns_that_choose_the_partition_count_as_memory() -> None:

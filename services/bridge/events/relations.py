@@ -102,6 +102,12 @@ class Relations:
         after: Sequence[Column],
     ) -> MissingValues:
         """Return what is certain of the rows that were there; log where the operator must act."""
+        if before is not None and plan.placed_otherwise(before.after, after):
+            logger.warning(
+                "a table's key, or the columns of its rows, have changed: its rows may go to other "
+                "partitions than before (docs/SHAPING.md, Placement)",
+                table=f"{plan.relation.schema}.{plan.relation.table}",
+            )
         self._await_catalog(xid)
         stored = self._primary.stored_columns(plan.relation.oid)
         # What an event would store elsewhere is not told: its value is not stored with the event.

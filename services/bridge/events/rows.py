@@ -74,6 +74,7 @@ class Table:
         }
         self._places: list[Part] = [parts[name] for name in plan.places]
         """The columns that choose the partition; none: the key, or there is one partition."""
+        self._by_row = plan.by_row
         self._tells_moves = relation.replica_identity != "f" and plan.identity >= {*plan.places}
         """Whether an update without an old row leaves its row in the partition."""
         self._key: list[Part] = [
@@ -206,7 +207,12 @@ class Table:
         Keys of rows in different partitions are different.
         """
         key = self._keyed(row)
-        return key._replace(placed_by=_joined(self._places, row).encode()) if self._places else key
+        if not self._places:
+            return key
+        parts = self._places
+        if self._by_row:  # a column that was added is NULL in the rows that were there
+            parts = [part for part in parts if row[part[0]] is not None]
+        return key._replace(placed_by=_joined(parts, row).encode())
 
     def _keyed(self, row: Row) -> Key:
         return self._format.keyed(_joined(self._key, row)) if self._key else NO_KEY

@@ -4,11 +4,12 @@ relation, as the server describes it -> with_key -> plan: the relation as it is 
 """
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from schemas.errors import SettingsError
+from schemas.events import Column
 from schemas.large_values import LargeValueRule
 from schemas.naming import Naming, TableTopic, column_matches, table_matches
 from schemas.shaping import FlatSettings, MaskSettings, ShapingSettings, field_name
@@ -34,7 +35,7 @@ class TableShaping:
     those stand in the server's rows, with the computed columns behind (`rules`), None when all are
     published; `masks`, `large_values` and, once types are known, `limits` are by column name.
     `places`: the columns that choose the partition, in place of the key. `identity`: the columns
-    whose old values updates and deletes tell.
+    whose old values updates and deletes tell. `by_row`: the columns are those of the whole row.
     """
 
     relation: Relation
@@ -50,6 +51,14 @@ class TableShaping:
     limits: Mapping[str, Limit] = field(default_factory=dict)
     places: tuple[str, ...] = ()
     identity: frozenset[str] = frozenset()
+    by_row: bool = False
+
+    def placed_otherwise(self, before: Sequence[Column], after: Sequence[Column]) -> bool:
+        """Tell whether the same rows may be in other partitions when a table's shape changes."""
+        if self.by_row and _types(before) != _types(after):
+            return True
+        chosen = bool(self.places) and not self.by_row
+        return not chosen and _types(before, keys=True) != _types(after, keys=True)
 
     @property
     def published(self) -> bool:
@@ -141,6 +150,7 @@ class Shaping:
             rules=rules,
             places=places,
             identity=frozenset(identity or ()),
+            by_row=bool(places) and self.naming.partition_by(schema, table) == "row",
             large_values={
                 column.name: rule
                 for column in columns
@@ -301,6 +311,11 @@ class Shaping:
                     if column_matches(of_column, column):
                         return found
         return None
+
+
+def _types(columns: Iterable[Column], *, keys: bool = False) -> dict[str, tuple[int, int]]:
+    """Return the types of columns by name; `keys`: of those of the key alone."""
+    return {one.name: (one.type_oid, one.typmod) for one in columns if one.key or not keys}
 
 
 def _masked(column: RelationColumn, masks: Mapping[str, MaskSettings]) -> RelationColumn:
