@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
-from spark_consumers.events.shape import CommitPosition, Shape
+from spark_consumers.events.shape import CommitPosition, Shape, replacements
 from spark_consumers.iceberg import changelog, current, fills, history
 from spark_consumers.iceberg.delete_insert import Deletes, delete_and_insert
 from spark_consumers.iceberg.tables import OpenTable
@@ -129,14 +130,30 @@ def _write_changelog(
     return "replace" if table.rebuild else "append"
 
 
+def _cuts(
+    table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
+) -> set[history.Truncate]:
+    """Return a truncate just before each event from which on the source is another table.
+
+    It has the time of that event, or of the next one in the table.
+    """
+    if table.replaced is None:
+        return set()
+    cuts = set()
+    for lsn, seq in {*replacements(shapes), table.replaced}:
+        if (lsn, seq) <= table.replaced:
+            place = CommitPosition(lsn, seq - 1)
+            first = F.expr("min_by(ts_us, struct(commit_lsn, seq)) AS ts_us")
+            ts_us = changes.after(own, place).agg(first).collect()[0].ts_us
+            cuts.add((*place, summary.ts_us_max + 1 if ts_us is None else ts_us))
+    return cuts
+
+
 def _write_history(
     table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
 ) -> Way:
     rows = changes.distinct_events(changes.parsed(own, shapes))
-    truncates = set(summary.truncates)
-    if table.replaced is not None:
-        lsn, seq = table.replaced
-        truncates.add((lsn, seq - 1, summary.ts_us_max + 1))
+    truncates = summary.truncates | _cuts(table, own, summary, shapes)
     read = bool(summary.seen_lsn)
     if table.rebuild:
         cuts = sorted(truncates)

@@ -158,10 +158,14 @@ def renamed(before: Shape, after: Shape) -> dict[str, str]:
     return changed
 
 
+def replacements(shapes: Sequence[Shape]) -> list[CommitPosition]:
+    """Return the events from which on the source is another table than before."""
+    return [after.since for before, after in pairwise(shapes) if before.another_table(after)]
+
+
 def last_replacement(shapes: Sequence[Shape]) -> CommitPosition | None:
     """Return the event from which on the source is another table for the last time, if it is."""
-    found = [after.since for before, after in pairwise(shapes) if before.another_table(after)]
-    return max(found, default=None)
+    return max(replacements(shapes), default=None)
 
 
 def in_use(shapes: Sequence[Shape], after_lsn: int) -> Sequence[Shape]:
