@@ -38,6 +38,7 @@ from spark_consumers.iceberg.rebuild_note import (
     RebuildNote,
     part_end,
     part_offsets,
+    part_records,
     rebuild_note_from,
     replaced_since,
 )
@@ -47,7 +48,7 @@ from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
 
 log = structlog.get_logger()
 PART_EVENTS = 50_000
-"""The most records of a part, while more are left than an epoch may have."""
+"""The records of a rebuild's first parts, while more are left than an epoch may have."""
 _WIDER = 4
 """A part without a whole transaction is read again with _WIDER times as many records."""
 
@@ -297,7 +298,7 @@ class Rebuilds:
         """Read the records that come next, and say up to which LSN they hold all events."""
         starts = {n: min(note.start(n), at) for n, at in last.items()}
         left = sum(last.values()) - sum(starts.values())
-        most = max(PART_EVENTS, 2 * recent)
+        most = part_records(sum(starts.values()), recent, PART_EVENTS)
         if note.whole or left <= max(most, self._settings.offsets_per_trigger_max):
             most = left * len(last)  # whichever partition they are in
         whole = self._settings.on_bad_event == "quarantine"

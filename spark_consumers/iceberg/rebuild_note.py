@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from spark_consumers.events.shape import START, CommitPosition, Shape, last_replacement
 from spark_consumers.iceberg.tables import NEVER
 
+_PART_OF_READ = 20
+
 
 @dataclass(frozen=True, slots=True)
 class RebuildNote:
@@ -70,6 +72,15 @@ def part_end(
         ends.append(after_lsn if tail is None else tail - 1)
     ends += [s.since.commit_lsn - 1 for s in shapes if s.since.commit_lsn > after_lsn + 1]
     return max(after_lsn, min(ends))
+
+
+def part_records(read: int, recent: int, least: int) -> int:
+    """Return how many records the part after the first `read` records has.
+
+    A part grows with the branch, all keys of which it may read; and a rebuild must be faster than
+    the epochs, the last of which had `recent` events.
+    """
+    return max(least, 2 * recent, read // _PART_OF_READ)
 
 
 def replaced_since(shapes: Sequence[Shape], note: RebuildNote) -> CommitPosition | None:

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_consumers.events.shape import CommitPosition, Shape, last_replacement
-from spark_consumers.iceberg.rebuild_note import RebuildNote, part_end, rebuild_note_from
+from spark_consumers.iceberg.rebuild_note import (
+    RebuildNote,
+    part_end,
+    part_records,
+    rebuild_note_from,
+)
 from spark_consumers.iceberg.tables import NEVER
 
 FIRST = Shape("public", "t", (), (), oid=1)
@@ -50,6 +55,14 @@ def test_a_part_ends_before_another_shape_or_begins_with_it() -> None:
     assert part_end({}, [], shapes, 299, 1000) == 599
     assert part_end({}, [], shapes, 599, 1000) == 1000
     assert part_end({0: 200}, [0], shapes, NEVER, 1000) == 199
+
+
+def test_a_rebuild_of_many_records_has_few_parts() -> None:
+    read = parts = 0
+    while read < 1_000_000_000:
+        read, parts = read + part_records(read, 0, 50_000), parts + 1
+    assert parts < 250
+    assert part_records(0, 40_000, 50_000) == 80_000
 
 
 @given(
