@@ -48,9 +48,12 @@ def write_table(work: Work, own: DataFrame, by_index: Deletes | None = None) -> 
 
 def fill(spark: SparkSession, work: Work) -> bool:
     """Give the table's rows their values in columns that were added; tell whether it was needed."""
-    needed = bool(work.table.fills) and not _begins_anew(work)
+    table = work.table
+    # A history keeps the versions that a truncate or another source table has ended.
+    keeps = table.layout.kind == "history" and not (table.rebuild or table.rebuilt)
+    needed = bool(table.fills) and (keeps or not _begins_anew(work))
     if needed:
-        fills.fill(spark, work.table.identifier, work.table.fills)
+        fills.fill(spark, table.identifier, table.fills)
     return needed
 
 

@@ -97,6 +97,20 @@ def test_every_version_of_a_history_gets_it_and_no_event_of_a_changelog(
     assert [row.c for row in table.collect()] == [None, None, None, None, None, 8]
 
 
+def test_versions_of_a_history_get_it_where_the_epoch_truncates(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(rules={"public.items": {"kind": "history"}})
+    start(pipeline)
+    with pipeline.publisher.transaction() as t:
+        pipeline.publisher.shape_at(WIDE, t.commit_lsn, t.seq)
+        t.truncate(WIDE)
+        t.insert(WIDE, {"id": 1, "name": "new", "c": None, "d": None})
+    pipeline.apply()
+    versions = pipeline.spark.table(pipeline.identifier("items")).orderBy("_commit_lsn", "_seq")
+    found = [tuple(row) for row in versions.select("name", "c", "d").collect()]
+    assert found == [*((name, 7, D) for name in ("1", "2", "3", "one")), ("new", None, None)]
+    as_of_equal(pipeline)
+
+
 def test_a_transaction_that_adds_the_column_and_a_rebuild(pipeline: Pipeline) -> None:
     start(pipeline)
     with pipeline.publisher.transaction() as t:
