@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from schemas.events import Column, SchemaEvent
 from services.bridge.events.event import Stamp
-from services.bridge.events.missing_values import NOTHING, MissingValues, missing_values
+from services.bridge.events.missing_values import (
+    NOTHING,
+    MissingValues,
+    hidden_name,
+    missing_values,
+)
 from services.bridge.events.schema_events import Shapes
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.postgres.stored_columns import StoredColumn, StoredColumns, StoredPublication
@@ -46,7 +51,7 @@ def event(
         attnum_max=attnum_max,
         relfilenode=relfilenode,
         publication=publication,
-        left_out=[*left_out],
+        left_out=[hidden_name(7, name) for name in left_out],
     )
 
 
@@ -231,7 +236,8 @@ def test_a_schema_event_tells_of_columns_that_are_left_out_and_are_not() -> None
     event = shapes.change(relation, stamp, 1, left_out={"c"})
     assert event is not None
     assert event.value is not None
-    assert SchemaEvent.model_validate_json(event.value).left_out == ["c"]
+    assert SchemaEvent.model_validate_json(event.value).left_out == [hidden_name(7, "c")]
+    assert b'"c"' not in event.value
     assert shapes.change(relation, stamp, 2, left_out={"c"}) is None
     assert shapes.change(relation, stamp, 3)
 

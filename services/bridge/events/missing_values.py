@@ -15,6 +15,7 @@ it is today, which may be long after the change that is being decoded. What is c
 A column of another type is `unsent` where the table was rewritten: USING may have changed values.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
@@ -114,12 +115,17 @@ def _in_places(
     return other if same and names.isdisjoint(new.name for _, new in other) else ()
 
 
+def hidden_name(oid: int, name: str) -> str:
+    """Return what the schema topic has instead of the name of a column that is left out."""
+    return hashlib.sha256(f"{oid}.{name}".encode()).hexdigest()[:16]
+
+
 def _is_new(column: StoredColumn, before: SchemaEvent | None) -> bool:
     """Tell whether a column is certain to have been added after the last schema event.
 
     One that settings left out has come in no row since it was added.
     """
-    if before is None or column.name in before.left_out:
+    if before is None or hidden_name(before.oid, column.name) in before.left_out:
         return False
     return 0 < before.attnum_max < column.attnum
 
@@ -145,7 +151,8 @@ def _changes(
 
     def is_other(name: str) -> bool:
         column = stored.get(name)
-        return name in before.left_out or (column is not None and _is_new(column, before))
+        hidden = hidden_name(before.oid, name) in before.left_out
+        return hidden or (column is not None and _is_new(column, before))
 
     if in_places and not any(was_there(old.name) or is_other(new.name) for old, new in in_places):
         added = []

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from schemas.events import Column, SchemaEvent, SchemaKey, schema_topic
 from services.bridge.events.event import Event, Stamp
-from services.bridge.events.missing_values import NOTHING, MissingValues
+from services.bridge.events.missing_values import NOTHING, MissingValues, hidden_name
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.pgoutput.pg_types import TYPE_NAMES
 
@@ -62,12 +62,13 @@ class Shapes:
             for column in relation.columns
         ]
         identity = _IDENTITIES[relation.replica_identity]
+        hidden = sorted(hidden_name(relation.oid, name) for name in left_out)
         key = (relation.schema, relation.table)
         before = self._known.get(key)
         if before and (
             *(before.oid, before.after, before.replica_identity),
             before.left_out,
-        ) == (relation.oid, columns, identity, sorted(left_out)):
+        ) == (relation.oid, columns, identity, hidden):
             return None
         same_table = before is not None and before.oid == relation.oid
         found = tell(before if same_table else None, columns)
@@ -86,7 +87,7 @@ class Shapes:
             attnum_max=found.attnum_max,
             relfilenode=found.relfilenode,
             publication=found.publication,
-            left_out=sorted(left_out),
+            left_out=hidden,
         )
         self._known[key] = event
         name = SchemaKey(schema=relation.schema, table=relation.table)
