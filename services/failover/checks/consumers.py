@@ -105,6 +105,10 @@ def subscription_worker(facts: Facts) -> Iterator[Seen]:
         if not subscription.worker:
             evidence = f"no pid in pg_stat_subscription for {where}"
             wrong = f"no worker applies the subscription {where}"
+        elif subscription.failing is None:
+            hidden = "the role may not see since when its worker runs, and others have failed"
+            yield Seen(where, "", unknown=f"{where}: {hidden}")
+            continue
         elif subscription.failing:
             evidence = f"{where}: {subscription.failing}"
             wrong = f"the worker of the subscription {where} was just started; others before failed"

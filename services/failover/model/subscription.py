@@ -43,8 +43,9 @@ class Subscription:
     """Seconds since its worker's last message; None where it has none."""
     as_marked: bool = True
     """Nobody has changed it since the transaction that wrote its comment: else its mark is void."""
-    failing: str = ""
-    """How one sees that its worker fails and is started again and again; "" where it does not."""
+    failing: str | None = ""
+    """How one sees that its worker was just started after others failed; "" where it was not, None
+    where that can't be seen."""
 
     @property
     def milestone(self) -> Milestone | None:

@@ -37,7 +37,8 @@ class SubscriptionRow:
     as_marked: bool
     """One transaction wrote both its row and its comment, and nobody has written either since."""
     worker_age_s: float | None
-    """Seconds since the apply worker was started; None without one, or where it is hidden."""
+    """Seconds since the apply worker was started, 0 if it has just ended; None without one, or
+    where it is hidden."""
     errors: int
     """Apply workers that ended with an error since the statistics were reset."""
 
@@ -80,9 +81,10 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
                EXISTS (SELECT FROM pg_description d
                         WHERE d.classoid = 'pg_subscription'::regclass AND d.objoid = s.oid
                           AND d.xmin = s.xmin),
-               (SELECT extract(epoch FROM clock_timestamp() - backend_start)::float8
-                  FROM pg_stat_activity JOIN pg_stat_subscription w USING (pid)
-                 WHERE w.subid = s.oid AND w.worker_type = 'apply' LIMIT 1),
+               (SELECT CASE WHEN b.pid IS NULL THEN 0
+                       ELSE extract(epoch FROM clock_timestamp() - b.backend_start)::float8 END
+                  FROM pg_stat_subscription w LEFT JOIN pg_stat_activity b USING (pid)
+                 WHERE w.subid = s.oid AND w.worker_type = 'apply' AND w.pid IS NOT NULL LIMIT 1),
                coalesce(e.apply_error_count, 0)
           FROM pg_subscription s
           LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
@@ -130,9 +132,16 @@ def subscription_of(
     )
 
 
-def _failing(row: SubscriptionRow) -> str:
-    """Return how one sees that the worker follows one that failed; "" where it does not."""
-    if not row.errors or row.worker_age_s is None or row.worker_age_s > _JUST_STARTED_S:
+def _failing(row: SubscriptionRow) -> str | None:
+    """Return how one sees that the worker follows one that failed; "" where it does not.
+
+    None: other workers have failed, and the role may not see since when this one runs.
+    """
+    if not row.errors or row.worker_pid is None:
+        return ""
+    if row.worker_age_s is None:
+        return None
+    if row.worker_age_s > _JUST_STARTED_S:
         return ""
     return (
         f"the worker was started {row.worker_age_s:.1f} s ago,"

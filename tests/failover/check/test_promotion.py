@@ -14,7 +14,7 @@ from services.failover.model.view import FENCE, Node, Reach, View
 from services.postgres.server import SettingValue
 from tests.failover.check.examining import Examiner, examiner_of, reset_on, set_on
 from tests.failover.servers import tell
-from tests.failover.views import node, state, views
+from tests.failover.views import node, state, subscriber, subscription, views
 from tests.providers.databases import connect
 from tests.providers.waiting import eventually
 
@@ -170,6 +170,18 @@ def test_settings_that_a_promotion_or_a_rejoin_depends_on(
     assert any(finding.wrong for finding in found) is wrong
     hidden = findings(without(pair({}, {}), check))[check]
     assert {finding.severity for finding in hidden} == {Severity.NOT_JUDGED}
+
+
+@pytest.mark.parametrize(
+    ("failing", "severity"),
+    [("", Severity.OK), ("started 0.1 s ago", Severity.WARNING), (None, Severity.NOT_JUDGED)],
+)
+def test_a_worker_whose_age_is_hidden_is_not_judged(
+    failing: str | None, severity: Severity
+) -> None:
+    fed = subscriber("sub", subscription("s1", failing=failing))
+    view = replace(pair({}, {}), subscribers=(fed,))
+    assert {one.severity for one in findings(view)["subscription-worker"]} == {severity}
 
 
 def without(view: View, check: str) -> View:
