@@ -4,7 +4,7 @@
     <prefix>.<schema>.<table>  primary key columns     Envelope (op c r u d t), or null (tombstone)
     <prefix>.message           {"prefix": …}           MessageEnvelope (op m)
     <prefix>.transaction       {"id": …}               TransactionEvent, one partition
-    <prefix>.schema            SchemaKey               SchemaEvent, compacted
+    <prefix>.schema            SchemaKey               SchemaEvent (.schema_events), compacted
     <prefix>.dead              {commit_lsn, seq}       DeadLetter, one partition
     <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
                                ~settling:…             SettlingNote, or null
@@ -23,23 +23,22 @@ from pydantic import BaseModel, ConfigDict, Field
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """Stands for a TOASTed value that an UPDATE did not change and the WAL does not hold."""
-INFINITY_MICROSECONDS, NEGATIVE_INFINITY_MICROSECONDS = 2**63 - 1, -(2**63)
-"""The values of a timestamp's ±infinity, also in nanoseconds; Debezium's, as those below."""
-INFINITY_MILLISECONDS, NEGATIVE_INFINITY_MILLISECONDS = 9223372036825200000, -9223372036832400000
-DATE_INFINITY_DAYS, DATE_NEGATIVE_INFINITY_DAYS = 2146033979, -2147472691
 SETTLED_KEY = b'{"slotbridge":"settled"}'
-"""The key of a tombstone that means nothing: it ended a transaction that Kafka had left open."""
+"""The key of a tombstone that means nothing, in any topic: a transaction that Kafka had decided to
+commit, but left open, was ended with it (docs/DELIVERY.md)."""
 SETTLING_KEY_PREFIX = b"~settling:"
 """How keys of a SettlingNote begin; no slot has a `~` in its name."""
 HEARTBEAT_PREFIX = "slotbridge"
 """The prefix of the bridge's own logical messages, which are recognised and not published."""
 
 
-class _Contract(BaseModel):
+class Contract(BaseModel):
+    """A model that has exactly its fields, and does not change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Source(_Contract):
+class Source(Contract):
     """Where an event comes from; `commit_lsn`, `seq`, `timeline` are ours, the rest Debezium's."""
 
     version: str
@@ -67,7 +66,7 @@ class Source(_Contract):
     timeline: int
 
 
-class TransactionOrder(_Contract):
+class TransactionOrder(Contract):
     """An event's place in its transaction: among all events, and among those of its table."""
 
     id: str
@@ -76,7 +75,7 @@ class TransactionOrder(_Contract):
     data_collection_order: int
 
 
-class Envelope(_Contract):
+class Envelope(Contract):
     """One change of a row (`before`, `after`: column -> JSON form), or a truncate of a table.
 
     `r`: a row as a snapshot has read it (docs/SNAPSHOTS.md).
@@ -93,7 +92,7 @@ class Envelope(_Contract):
     ts_ns: int
 
 
-class DataCollection(_Contract):
+class DataCollection(Contract):
     """How many events of one table (`schema.table`) a transaction has; a truncate counts once.
 
     Events that settings leave out are not counted; those in <prefix>.dead are.
@@ -103,7 +102,7 @@ class DataCollection(_Contract):
     event_count: int
 
 
-class TransactionEvent(_Contract):
+class TransactionEvent(Contract):
     """A transaction's beginning or end. Only END has the counts; empty transactions have neither.
 
     In commit order. `event_count` includes logical messages, which belong to no table.
@@ -117,14 +116,14 @@ class TransactionEvent(_Contract):
     data_collections: list[DataCollection] | None
 
 
-class MessageContent(_Contract):
+class MessageContent(Contract):
     """A logical message (pg_logical_emit_message); `content` in bytea's form, by default base64."""
 
     prefix: str
     content: str
 
 
-class MessageEnvelope(_Contract):
+class MessageEnvelope(Contract):
     """A logical message as an event; one that was not transactional has its own LSN as commit."""
 
     message: MessageContent
@@ -136,7 +135,7 @@ class MessageEnvelope(_Contract):
     ts_ns: int
 
 
-class Content(_Contract):
+class Content(Contract):
     """Bytes of a refused record: as `text` if they are UTF-8, else as `base64`.
 
     `truncated`: these are the first of `bytes` bytes; `sha256` is of all of them, in hexadecimal.
@@ -149,7 +148,7 @@ class Content(_Contract):
     truncated: bool = False
 
 
-class DeadLetter(_Contract):
+class DeadLetter(Contract):
     """A record that Kafka refused, in the Kafka transaction that it would have been in.
 
     `topic` is where it belonged (empty: its row named none), `table` its `schema.table`, empty for
@@ -170,52 +169,7 @@ class DeadLetter(_Contract):
     headers: dict[str, Content | None]
 
 
-class Column(_Contract):
-    """A column as pgoutput has it; `type` is pg_type.typname, `schema.name` if not built in."""
-
-    name: str
-    type: str
-    type_oid: int
-    typmod: int
-    key: bool
-
-
-class SchemaKey(_Contract):
-    """The key of a SchemaEvent."""
-
-    schema_: str = Field(alias="schema")
-    table: str
-
-
-class SchemaEvent(_Contract, extra="ignore"):
-    """A table as its events from (`commit_lsn`, `seq`) on have it; `before` is null the first time.
-
-    Another `oid` under the same name is another table: the former one is renamed or dropped. The
-    same `oid` under another name is the same table, renamed.
-
-    `missing`: added column -> the JSON form that it has in the rows that were there. `unsent`:
-    columns of whose values in these rows no event tells. For the bridge alone, to compare later:
-    the fields after these. Where they tell nothing they are left out; unknown ones are ignored.
-    """
-
-    schema_: str = Field(alias="schema")
-    table: str
-    oid: int
-    commit_lsn: int
-    seq: int
-    ts_ms: int
-    replica_identity: Literal["default", "nothing", "full", "index"]
-    before: list[Column] | None
-    after: list[Column]
-    missing: dict[str, Any] = {}
-    unsent: list[str] = []
-    attnum_max: int = 0
-    relfilenode: int = 0
-    publication: str = ""
-    left_out: list[str] = []
-
-
-class ProgressRecord(_Contract):
+class ProgressRecord(Contract):
     """The authority on what Kafka has, written in the same Kafka transaction as the events.
 
     `end_lsn` is the resume point: just after the last transaction that is there whole. With
@@ -266,7 +220,7 @@ class ProgressRecord(_Contract):
     source_origin: str = ""
 
 
-class HangingRange(_Contract):
+class HangingRange(Contract):
     """Offsets [start, end) of a partition, where `records` are, committed or not."""
 
     topic: str
@@ -276,7 +230,7 @@ class HangingRange(_Contract):
     records: int
 
 
-class SettlingNote(_Contract):
+class SettlingNote(Contract):
     """A note that the bridge is about to commit a transaction that hangs in these partitions.
 
     `record` covers what is to be committed; null: nothing does. Written before a marker can reach
@@ -291,7 +245,7 @@ class SettlingNote(_Contract):
     ts_ms: int
 
 
-class PreparedKey(_Contract):
+class PreparedKey(Contract):
     """The key of a part of a prepared transaction's staging."""
 
     slot: str
@@ -299,7 +253,7 @@ class PreparedKey(_Contract):
     part: int
 
 
-class PreparedRecord(_Contract):
+class PreparedRecord(Contract):
     """A transaction that is prepared and not yet decided: part 0 of its staging.
 
     Parts 1 to `parts` put together are zlib-compressed frames of pgoutput messages
@@ -319,7 +273,7 @@ class PreparedRecord(_Contract):
     changes: int
 
 
-class DivergenceRecord(_Contract):
+class DivergenceRecord(Contract):
     """Transactions that Kafka has and the database lost at a failover, and that were accepted.
 
     Those events of `lost_timeline` whose commit_lsn is `switch_lsn` or more never happened; Kafka
@@ -396,5 +350,9 @@ def snapshot_topic(prefix: str) -> str:
 
 def own_topics(prefix: str) -> frozenset[str]:
     """Return the bridge's own topics under the prefix, without those of tables."""
-    names = "progress prepared message transaction schema dead divergence snapshot recovery"
-    return frozenset(f"{prefix}.{name}" for name in names.split())
+    makers = (
+        *(progress_topic, prepared_topic, message_topic),
+        *(transaction_topic, schema_topic, dead_topic, divergence_topic),
+        *(snapshot_topic, recovery_topic),
+    )
+    return frozenset(topic_of(prefix) for topic_of in makers)

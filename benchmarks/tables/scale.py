@@ -29,15 +29,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.tables.mock_cluster import MockCluster, mock_cluster
 from schemas.events import (
-    Column,
     DataCollection,
-    SchemaEvent,
     TransactionEvent,
     dead_topic,
     divergence_topic,
     schema_topic,
     transaction_topic,
 )
+from schemas.schema_events import Column, SchemaEvent
 from schemas.settings import KafkaSettings, Settings
 from schemas.tables import TablesSettings
 from services.testbed import jars

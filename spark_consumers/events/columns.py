@@ -25,11 +25,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import types as T
 
-from schemas.events import (
-    INFINITY_MICROSECONDS,
-    NEGATIVE_INFINITY_MICROSECONDS,
-    UNAVAILABLE,
-)
+from schemas.events import UNAVAILABLE
+from schemas.infinities import INFINITY_MICROSECONDS, NEGATIVE_INFINITY_MICROSECONDS
 from spark_consumers.sql import literal, literals
 
 DECIMAL_DIGITS_MAX = 38

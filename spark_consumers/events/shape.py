@@ -7,8 +7,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from schemas.events import Column, SchemaEvent
 from schemas.naming import schema_and_table
+from schemas.schema_events import Column, SchemaEvent
 from spark_consumers.events.columns import ColumnShape
 
 
@@ -51,9 +51,7 @@ class Shape:
         missing = tuple((name, _text(form)) for name, form in event.missing.items())
         shape = cls._of(event, event.after, event.oid, since)
         shape = replace(shape, missing=missing, unsent=tuple(event.unsent))
-        before = cls.before(event)
-        names = renamed(before, shape)
-        return replace(shape, former=tuple(names.get(name, name) for name in before.names))
+        return replace(shape, former=names_after(cls.before(event), shape))
 
     @classmethod
     def before(cls, event: SchemaEvent) -> "Shape":
@@ -123,8 +121,7 @@ def filled(before: Shape, after: Shape) -> dict[str, str]:
     """
     if before.another_table(after):
         return {}
-    names = renamed(before, after)
-    there = {names.get(name, name) for name in before.names}
+    there = names_after(before, after)
     return {name: text for name, text in after.missing if name not in there}
 
 
@@ -133,8 +130,7 @@ def untold(before: Shape, after: Shape) -> Sequence[str]:
 
     Also those that an event between the two has added, which the compacted topic has lost.
     """
-    names = renamed(before, after)
-    there = {names.get(name, name) for name in before.names}
+    there = names_after(before, after)
     lost = [] if before.another_table(after) else [n for n in after.former if n not in there]
     return [*after.unsent, *(name for name in lost if name not in after.unsent)]
 
@@ -156,6 +152,12 @@ def renamed(before: Shape, after: Shape) -> dict[str, str]:
     if not set(changed.values()).isdisjoint({*kept, *changed, *added}):
         return {}
     return changed
+
+
+def names_after(before: Shape, after: Shape) -> tuple[str, ...]:
+    """Return the names of the columns of `before` as they are in `after`."""
+    names = renamed(before, after)
+    return tuple(names.get(name, name) for name in before.names)
 
 
 def replacements(shapes: Sequence[Shape]) -> list[CommitPosition]:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from schemas.errors import OperatorNeeded, SetupError
-from schemas.events import DeadLetter, SchemaEvent, dead_topic, schema_topic
+from schemas.events import DeadLetter, dead_topic, schema_topic
 from schemas.naming import Naming
+from schemas.schema_events import SchemaEvent
 from schemas.settings import KafkaSettings
 from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.kafka.reader import TopicOffsets

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as T
 
-from schemas.events import (
+from schemas.infinities import (
     DATE_INFINITY_DAYS,
     DATE_NEGATIVE_INFINITY_DAYS,
     INFINITY_MICROSECONDS,

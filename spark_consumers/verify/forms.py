@@ -14,7 +14,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from psycopg import sql
 
-from schemas.events import (
+from schemas.infinities import (
     DATE_INFINITY_DAYS,
     DATE_NEGATIVE_INFINITY_DAYS,
     INFINITY_MICROSECONDS,

@@ -21,12 +21,12 @@ from schemas.events import (
     SETTLED_KEY,
     UNAVAILABLE,
     Envelope,
-    SchemaEvent,
     TransactionEvent,
     schema_topic,
     transaction_topic,
 )
 from schemas.naming import Naming
+from schemas.schema_events import SchemaEvent
 from schemas.shaping import ShapingSettings
 from services.bridge.events.envelope import NEW_KEY_HEADER, OLD_KEY_HEADER
 from services.bridge.events.values.encoders import Encoders

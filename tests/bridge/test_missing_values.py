@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import Column, SchemaEvent
+from schemas.schema_events import Column, SchemaEvent
 from services.bridge.events.event import Stamp
 from services.bridge.events.missing_values import (
     NOTHING,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from schemas.errors import BadInput, SettingsError
-from schemas.events import Column
+from schemas.schema_events import Column
 from schemas.shaping import ShapingSettings
 from services.bridge.events.event import Event
 from services.bridge.events.rows import WORTH_ROWS, Table

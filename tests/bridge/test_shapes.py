@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import SchemaEvent
+from schemas.schema_events import SchemaEvent
 from services.bridge.events.description import Described
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Stamp

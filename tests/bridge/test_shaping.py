@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import BadInput, SettingsError
-from schemas.events import SchemaEvent
+from schemas.schema_events import SchemaEvent
 from schemas.shaping import ShapingSettings
 from services.bridge.events.description import Described
 from services.bridge.events.envelope import Envelope

@@ -8,8 +8,9 @@ import psutil
 import psycopg
 
 from schemas.errors import ExitCode
-from schemas.events import Envelope, SchemaEvent, schema_topic
+from schemas.events import Envelope, schema_topic
 from schemas.lsn import format_lsn
+from schemas.schema_events import SchemaEvent
 from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Provider

@@ -13,13 +13,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.events import (
-    Column,
     DataCollection,
     DeadLetter,
     DivergenceRecord,
     Envelope,
-    SchemaEvent,
-    SchemaKey,
     Source,
     TransactionEvent,
     dead_topic,
@@ -28,6 +25,7 @@ from schemas.events import (
     transaction_topic,
 )
 from schemas.naming import Naming
+from schemas.schema_events import Column, SchemaEvent, SchemaKey
 from schemas.shaping import ShapingSettings
 from services.bridge.sink.options import IN_FLIGHT
 

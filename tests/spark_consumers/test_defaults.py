@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from schemas.events import SchemaEvent
+from schemas.schema_events import SchemaEvent
 from services.bridge.command import app
 from spark_consumers.audit.audit import Audit
 from spark_consumers.verify.as_of import verify_as_of

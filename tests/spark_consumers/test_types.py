@@ -10,12 +10,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from schemas.events import (
+from schemas.events import UNAVAILABLE
+from schemas.infinities import (
     DATE_INFINITY_DAYS,
     DATE_NEGATIVE_INFINITY_DAYS,
     INFINITY_MICROSECONDS,
     NEGATIVE_INFINITY_MICROSECONDS,
-    UNAVAILABLE,
 )
 from spark_consumers.events import changes
 from spark_consumers.events.columns import ColumnShape

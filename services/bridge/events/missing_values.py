@@ -17,10 +17,10 @@ A column of another type is `unsent` where the table was rewritten: USING may ha
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from schemas.events import Column, SchemaEvent
+from schemas.schema_events import Column, SchemaEvent
 from services.postgres.stored_columns import StoredColumn, StoredColumns
 
 Encode = Callable[[str, bytes], str | None]
@@ -59,8 +59,10 @@ def missing_values(
     columns that the server sends; `found`: the catalog's answer, None for a table that is gone;
     `xid`: the transaction being decoded.
     """
-    added, retyped = _changes(before, after, found)
-    places = {new.name for _, new in _in_places(before, after)}
+    stored = {column.name: column for column in found.columns} if found else {}
+    in_places = _in_places(before, after)
+    places = {new.name for _, new in in_places}
+    added, retyped = _changes(before, after, in_places, stored)
     if found is None:
         return MissingValues({}, [*added, *retyped], 0, 0, "")
 
@@ -70,7 +72,6 @@ def missing_values(
     def untouched(column: StoredColumn) -> bool:
         return not any(map(since, column.changed_by))
 
-    stored = {column.name: column for column in found.columns}
     whole = not found.publication.listed and not any(map(since, found.publication.changed_by))
     publication = ""
     if whole:
@@ -131,7 +132,10 @@ def _is_new(column: StoredColumn, before: SchemaEvent | None) -> bool:
 
 
 def _changes(
-    before: SchemaEvent | None, after: Sequence[Column], found: StoredColumns | None
+    before: SchemaEvent | None,
+    after: Sequence[Column],
+    in_places: Sequence[tuple[Column, Column]],
+    stored: Mapping[str, StoredColumn],
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the columns that were added, and those that have another type.
 
@@ -142,8 +146,6 @@ def _changes(
         return (), ()
     types = {column.name: (column.type_oid, column.typmod) for column in before.after}
     added = [column.name for column in after if column.name not in types]
-    stored = {column.name: column for column in found.columns} if found else {}
-    in_places = _in_places(before, after)
 
     def was_there(name: str) -> bool:
         column = stored.get(name)

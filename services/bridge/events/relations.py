@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 import structlog
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError
-from schemas.events import Column, SchemaEvent
+from schemas.schema_events import Column, SchemaEvent
 from services.bridge.events.description import Described
 from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Literal
 
-from schemas.events import Column, SchemaEvent, SchemaKey, schema_topic
+from schemas.events import schema_topic
+from schemas.schema_events import Column, SchemaEvent, SchemaKey
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.missing_values import NOTHING, MissingValues, hidden_name
 from services.bridge.pgoutput.messages import Relation, RelationColumn
@@ -65,11 +66,10 @@ class Shapes:
         hidden = sorted(hidden_name(relation.oid, name) for name in left_out)
         key = (relation.schema, relation.table)
         before = self._known.get(key)
-        if before and (
-            *(before.oid, before.after, before.replica_identity),
-            before.left_out,
-        ) == (relation.oid, columns, identity, hidden):
-            return None
+        if before is not None:
+            told = (before.oid, before.after, before.replica_identity, before.left_out)
+            if told == (relation.oid, columns, identity, hidden):
+                return None
         same_table = before is not None and before.oid == relation.oid
         found = tell(before if same_table else None, columns)
         event = SchemaEvent(

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from schemas.errors import SettingsError
-from schemas.events import Column
 from schemas.large_values import LargeValueRule
 from schemas.naming import Naming, TableTopic, column_matches, table_matches
+from schemas.schema_events import Column
 from schemas.shaping import FlatSettings, MaskSettings, ShapingSettings, field_name
 from services.bridge.events.fields import DELETED, chosen
 from services.bridge.events.shaping.expressions import require_well_formed

@@ -17,7 +17,7 @@ string. A timestamp far from today needs more than 64 bits of nanoseconds.
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from schemas.events import (
+from schemas.infinities import (
     DATE_INFINITY_DAYS,
     DATE_NEGATIVE_INFINITY_DAYS,
     INFINITY_MICROSECONDS,
