@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from services.failover.model.statements import identifier, literal
+from services.failover.model.statements import literal
+from services.postgres.identifiers import identifier
 from tests.conftest import NewPair
 from tests.failover.servers import (
     ask,

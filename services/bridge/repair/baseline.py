@@ -28,7 +28,7 @@ from services.bridge.repair.diagnosis import OPERATION
 from services.bridge.snapshot.cursor import parts
 from services.bridge.snapshot.row_reader import shape_of
 from services.bridge.snapshot.slot_creation import import_snapshot
-from services.bridge.snapshot.tables import TableShape, quote
+from services.bridge.snapshot.tables import TableShape
 from services.bridge.snapshot.visibility import parse_sight
 from services.bridge.source.readiness import wait_readable
 from services.bridge.source.replication_connection import (
@@ -38,6 +38,7 @@ from services.bridge.source.replication_connection import (
 )
 from services.bridge.source.server_errors import connect_error, server_error
 from services.postgres import slots
+from services.postgres.identifiers import identifier
 from services.postgres.publications import publishes_all_tables, unpublished_changes
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
@@ -254,7 +255,7 @@ class Baseline:
 
     def rows(self, shape: TableShape) -> Iterator[list[Row]]:
         """Yield the table's rows, some at once, in any order."""
-        columns = ", ".join(quote(column.name) for column in shape.relation.columns)
+        columns = ", ".join(identifier(column.name) for column in shape.relation.columns)
         condition = f" WHERE {shape.row_filter}" if shape.row_filter else ""
         with self._statement("read rows", shape.name, bounded=False):
             self._execute(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from services.bridge.pgoutput.messages import Relation, Row
+from services.postgres.identifiers import identifier
 
 CURSOR: Final = b"slotbridge_chunk"
 
@@ -58,7 +59,7 @@ class TableShape:
     def identifier(self) -> str:
         """The table in SQL, without the tables that inherit from it."""
         relation = self.relation
-        name = f"{quote(relation.schema)}.{quote(relation.table)}"
+        name = f"{identifier(relation.schema)}.{identifier(relation.table)}"
         return name if self.partitioned else f"ONLY {name}"
 
 
@@ -98,8 +99,8 @@ def chunk_query(
     a last column tells whether the row is wanted, and others have no values: the server must not
     look for a wanted row without end.
     """
-    key = [quote(column.name) for column in shape.read_by]
-    columns = [quote(column.name) for column in shape.relation.columns]
+    key = [identifier(column.name) for column in shape.read_by]
+    columns = [identifier(column.name) for column in shape.relation.columns]
     conditions, parameters = _bounds(shape, keys)
     after = _where([*conditions, within])
     # By number: a name would be that of an output column first.
@@ -125,7 +126,7 @@ def bounds_query(
     shape: TableShape, last: Sequence[str] | None, rows: int, count: int
 ) -> tuple[bytes, list[bytes]]:
     """Make the SQL that reads the key of each `rows`-th row after `last`, `count` times."""
-    key = ", ".join(quote(column.name) for column in shape.read_by)
+    key = ", ".join(identifier(column.name) for column in shape.read_by)
     conditions, parameters = _bounds(shape, KeyRange(last, None))
     aliases = ", ".join(f"k{n}" for n in range(len(shape.read_by)))
     query = (
@@ -139,7 +140,7 @@ def bounds_query(
 
 def _bounds(shape: TableShape, keys: KeyRange) -> tuple[list[str], list[bytes]]:
     """Return the conditions for rows with such keys, and their parameters."""
-    key = ", ".join(quote(column.name) for column in shape.read_by)
+    key = ", ".join(identifier(column.name) for column in shape.read_by)
     conditions: list[str] = []
     parameters: list[bytes] = []
     for sign, bound in ((">", keys.after), ("<=", keys.until)):
@@ -155,8 +156,3 @@ def _bounds(shape: TableShape, keys: KeyRange) -> tuple[list[str], list[bytes]]:
 def _where(conditions: Sequence[str]) -> str:
     given = [condition for condition in conditions if condition]
     return f" WHERE {' AND '.join(given)}" if given else ""
-
-
-def quote(name: str) -> str:
-    """Write a name as an identifier in SQL."""
-    return '"' + name.replace('"', '""') + '"'

@@ -16,6 +16,7 @@ from typing import Final
 from schemas.naming import schema_and_table, table_matches
 from schemas.settings import SourceSettings
 from schemas.shaping import ShapingSettings
+from services.postgres.identifiers import identifier
 from services.postgres.publication_options import (
     WHOLE,
     ReplicaIdentity,
@@ -93,8 +94,8 @@ def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicat
     create = f"create {_names(missing)}, or correct source.tables; then: " if missing else ""
     change = _COMMAND
     if seen.members.schemas:
-        listed = ", ".join(_quoted(table) for table in lacking)
-        change = f"ALTER PUBLICATION {_quoted((seen.name,))} ADD TABLE {listed};"
+        listed = ", ".join(map(_quoted, lacking))
+        change = f"ALTER PUBLICATION {identifier(seen.name)} ADD TABLE {listed};"
     yield PublicationDifference(
         "publication-lacks-tables",
         f"publication {seen.name}",
@@ -108,7 +109,7 @@ def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicat
 def _beyond(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
     if not source.tables:
         return
-    name = _quoted((seen.name,))
+    name = identifier(seen.name)
     if seen.members.all_tables:
         evidence = f"it is FOR ALL TABLES, source.tables lists {len(source.tables)}"
         change = (
@@ -120,7 +121,7 @@ def _beyond(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicati
             f"it has all tables of {', '.join(seen.members.schemas)}, source.tables lists "
             f"{len(source.tables)} tables"
         )
-        schemas = ", ".join(_quoted((schema,)) for schema in seen.members.schemas)
+        schemas = ", ".join(map(identifier, seen.members.schemas))
         change = (
             f"ALTER PUBLICATION {name} DROP TABLES IN SCHEMA {schemas}; and in the same "
             "transaction ADD TABLE those of source.tables in them; or set source.tables: []"
@@ -200,7 +201,7 @@ def _operations(shaping: ShapingSettings, seen: PublicationSeen) -> Iterator[Pub
         f"publication {seen.name}",
         f"publish = '{', '.join(sent)}', and shaping.skip does not name the others for all tables",
         f"rows in Kafka stay as they are at {', '.join(name.upper() for name in lacking)}",
-        f"ALTER PUBLICATION {_quoted((seen.name,))} SET (publish = '{all_of_them}'); or, where "
+        f"ALTER PUBLICATION {identifier(seen.name)} SET (publish = '{all_of_them}'); or, where "
         f'they are not wanted, shaping.skip: {{"*.*": [{letters}]}}',
     )
 
@@ -230,5 +231,5 @@ def _names(tables: list[TableName]) -> str:
     return f"{shown} and {beyond} more" if beyond > 0 else shown
 
 
-def _quoted(parts: tuple[str, ...]) -> str:
-    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+def _quoted(table: TableName) -> str:
+    return ".".join(map(identifier, table))

@@ -15,8 +15,8 @@ from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.blockers import Blocker
 from services.failover.model.destination import named
-from services.failover.model.statements import identifier
 from services.failover.model.timelines import left_at
+from services.postgres.identifiers import identifier
 
 if TYPE_CHECKING:
     from services.failover.checks.model import Remedy

@@ -15,7 +15,8 @@ from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.half_moved import enabling
 from services.failover.checks.model import Needs, Seen, check
-from services.failover.model.statements import RELOAD, identifier
+from services.failover.model.statements import RELOAD
+from services.postgres.identifiers import identifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

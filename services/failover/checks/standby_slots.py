@@ -18,6 +18,7 @@ from services.failover.model.standby_settings import (
     slots_in_use,
     slots_that_exist,
 )
+from services.postgres.identifiers import identifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,7 +198,7 @@ def synchronous_before(facts: Facts) -> Iterator[Seen]:
         names = [name for name in state.replication.followers if name]
         wanted = quorum(before)
         count = min(wanted[0], len(names)) if wanted is not None else 0
-        listing = ", ".join('"' + name.replace('"', '""') + '"' for name in sorted(set(names)))
+        listing = ", ".join(identifier(name) for name in sorted(set(names)))
         remedy = remedies.manual("start a standby first", because="no standby streams")
         if count:
             value = f"ANY {count} ({listing})"

@@ -8,6 +8,7 @@ from services.failover.model.conninfo import Conninfo
 from services.failover.model.destination import Destination, mark_in, without_mark
 from services.failover.model.timelines import Milestone, without_milestone
 from services.failover.model.view import FENCE, FENCE_MARK
+from services.postgres.identifiers import identifier
 
 PROMOTE = "SELECT pg_promote(false)"
 CHECKPOINT = "CHECKPOINT"
@@ -20,11 +21,6 @@ MESSAGE_PREFIX = "slotfailover"
 """The prefix of the marker messages; the bridge publishes them."""
 SNAPSHOT = "SELECT pg_log_standby_snapshot()"
 """Lets a new slot's copy become persistent on a standby soon; else it may take 15 s."""
-
-
-def identifier(name: str) -> str:
-    """Quote `name` as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:

@@ -28,6 +28,7 @@ from services.failover.model.topology import (
 )
 from services.failover.plan.steps import topology as effects
 from services.failover.plan.succession import newer_perhaps
+from services.postgres.identifiers import identifier
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node
@@ -220,5 +221,5 @@ def _await(draft: Draft, primary: str) -> None:
 
 
 def _quorum(count: int, names: set[str]) -> str:
-    quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in sorted(names))
+    quoted = ", ".join(identifier(name) for name in sorted(names))
     return f"ANY {count} ({quoted})"
