@@ -281,13 +281,17 @@ class _Opening:
 
         return partial(TracedGroupCommit, self._settings.spans, self._prefix)
 
+    def _compare_publication(self, primary: Primary) -> None:
+        warn = partial(warn_of_differences, source=self._source, shaping=self._settings.shaping)
+        if not primary.ask("compare the publication with the settings", warn):
+            logger.info("not judged: whether the publication is as the settings say")
+
     def _encoding(
         self, primary: Primary, topics: Topics, registry: SchemaRegistry | None, timeline: int
     ) -> _Encoding:
         shaping = self._shaping
-        warn = partial(warn_of_differences, source=self._source, shaping=self._settings.shaping)
-        if not primary.ask("compare the publication with the settings", warn):
-            logger.info("not judged: whether the publication is as the settings say")
+        if self._settings.rows_since_lsn is None:  # the first session: a failover does not wait
+            self._compare_publication(primary)
         warn_of_unmatched(shaping, primary)
         encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
         relations = Relations(

@@ -45,7 +45,9 @@ def check_settings(
     shapes = [shape_of(table) for table in tables]
     then = None if record is None else record.placement or {}
     require_fitting(shaping, [shape.relation for shape in shapes], then, placement)
-    names = upgraded and [*gathered(shapes, shaping.naming, lambda name: _partitions(topics, name))]
+    if not upgraded:
+        return
+    names = [*gathered(shapes, shaping.naming, lambda name: _partitions(topics, name))]
     if names:
         logger.warning(
             "tables without a key: all their events go to the first partition, formerly to any; "
