@@ -4,9 +4,12 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from services.testbed.kafka import KafkaBroker
+from schemas.settings import KafkaSettings
+from services.kafka.records import TopicReader
+from services.testbed.kafka import SETTINGS, KafkaBroker
+from tests.providers.waiting import eventually
 
 HEADER = struct.Struct(">qiibihiqq")
 """baseOffset, batchLength, leader epoch, magic, crc, attributes, last delta, first and last time"""
@@ -14,6 +17,12 @@ BEFORE_LENGTH = 12
 IS_CONTROL = 0x20
 MARKERS_WAIT_S = 5.0
 """How long Kafka may take to tell the partitions what it has decided."""
+
+STATES: Final = "__transaction_state"
+STATE_AT: Final = 16
+"""Where the state is in a value of that topic (Kafka's TransactionLogValue.json)."""
+PREPARED: Final = (2, 3)
+"""Decided, but maybe not told to all partitions: a broker that starts tells them (again)."""
 
 
 class Batch(NamedTuple):
@@ -52,11 +61,23 @@ def await_markers(broker: KafkaBroker, prefix: str) -> None:
         time.sleep(0.05)
 
 
+def is_telling(broker: KafkaBroker) -> bool:
+    """Return whether the broker has yet to note of a decided transaction that it is complete."""
+    states: dict[bytes | str | None, int] = {}
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, topic_prefix=STATES)
+    for partition in range(int(SETTINGS["transaction.state.log.num.partitions"])):
+        with TopicReader(settings, STATES, partition, committed=False) as reader:
+            for _, key, value in reader.between(*reader.bounds(), time.monotonic() + 30):
+                states[key] = value[STATE_AT] if value else 0
+    return any(state in PREPARED for state in states.values())
+
+
 def kill_before_markers(
     broker: KafkaBroker, prefix: str, since_ms: int, wanted: Callable[[str], bool]
 ) -> list[str]:
     """Kill the broker as if it had not yet told these partitions; their names without prefix."""
     await_markers(broker, prefix)
+    eventually(lambda: not is_telling(broker), what="Kafka takes its transactions for complete")
     broker.kill()
     return forget_markers(broker, prefix, since_ms, wanted)
 
