@@ -21,10 +21,12 @@ from spark_consumers.epochs.report import EpochReport
 from spark_consumers.iceberg.layout import METADATA_NAMES
 from spark_consumers.session import start_session
 from spark_consumers.sql import quoted
+from tests.bridge.conftest import new_bridge
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually
 from tests.spark_consumers.publisher import Publisher
 
+__all__ = ["new_bridge"]
 IDLE_S = 1.0
 
 

@@ -56,6 +56,8 @@ class Totals:
     failovers: int = 0
     killed_in_epoch: int = 0
     """Kills after which a table was ahead of the ledger: the epoch was begun and is made again."""
+    killed_in_rebuild: int = 0
+    """Kills while a rebuild was begun and not done."""
     epochs: int = 0
     transactions: int = 0
     tables: int = 0
@@ -167,6 +169,11 @@ class Slottables:
         """How long the last epoch took; before the first, what one may take."""
         return float(next((e["seconds"] for e in reversed(self.epochs())), 6.0))
 
+    @property
+    def rebuilds(self) -> bool:
+        """Whether a rebuild was begun, in any start, and is not done."""
+        return self.log.rfind("a rebuild begins") > self.log.rfind("a rebuild is done")
+
     def _ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
@@ -241,12 +248,14 @@ def drill(
     pause_s: float = 0.05,
     within_s: float = 0.0,
     trigger_interval_ms: int = 100,
+    rebuilds: bool = False,
 ) -> Totals:
     """Kill up to `kills` times within `minutes`, fail over early on, and compare.
 
     `pause_s`: the load's, after each 31 transactions. `within_s`: so long after a start or an
     epoch's end a kill comes; 0: as the last epoch took, so that every part of an epoch is met.
     `trigger_interval_ms`: between epochs; longer than one takes: other work goes on beside it.
+    `rebuilds`: before each kill, a table gets a column with a default, and another one is rebuilt.
     """
     totals, chance, started = Totals(seed), random.Random(seed), time.monotonic()
     conninfo = both(trio)
@@ -274,10 +283,13 @@ def drill(
                 tables.start()
                 if chance.random() < 0.7:  # else killed before it has done anything, maybe
                     tables.await_epoch()
+                if rebuilds:
+                    _change_shape_and_rebuild(tables, conninfo, number)
                 time.sleep(chance.uniform(0.0, within_s or tables.last_epoch_s))
                 tables.require_running()
                 tables.kill()
                 totals.kills += 1
+                totals.killed_in_rebuild += tables.rebuilds
                 if number == min(kills // 2, 3):
                     trio.primary.kill()
                     with psycopg.connect(trio.standby.conninfo(), autocommit=True) as admin:
@@ -307,6 +319,16 @@ def drill(
     return totals
 
 
+def _change_shape_and_rebuild(tables: Slottables, conninfo: str, number: int) -> None:
+    """Add a column with a default to one table, and have `run` rebuild another one."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE whole ADD d{number} int DEFAULT {number}".encode())
+    if not tables.rebuilds:
+        (asked,) = run_all(tables.config, ("rebuild", "--table", "public.pgbench_accounts"))
+        assert asked.code == 0, asked.log
+    eventually(lambda: tables.rebuilds or tables.log.count("a rebuild is done"), what="it begins")
+
+
 def _operate(tables: Slottables) -> None:
     """List epochs, blame a row, have a table made anew, maintain all, while `run` goes on."""
     tables.await_epoch()
@@ -326,7 +348,9 @@ def _operate(tables: Slottables) -> None:
         assert done.code == 0, done.log
         assert "whole" in done.stdout, done
     eventually(
-        lambda: tables.log.count("a rebuild is done"), what="the rebuild is done", timeout_s=300
+        lambda: tables.log.count("a rebuild is done") and not tables.rebuilds,
+        what="the rebuild is done",
+        timeout_s=300,
     )
     tables.await_epoch()
     tables.require_running()
@@ -355,6 +379,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--pause-s", type=float, default=0.05, help="of the load")
+    parser.add_argument("--rebuilds", action="store_true", help="kill within rebuilds and fills")
     options = parser.parse_args()
     os.environ["JAVA_HOME"] = str(find_java_home())
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-drill-"))
@@ -370,6 +395,7 @@ def main() -> None:
                 seed=options.seed,
                 minutes=options.minutes,
                 pause_s=options.pause_s,
+                rebuilds=options.rebuilds,
             )
     sys.stdout.write(json.dumps(asdict(totals)) + "\n")
     raise SystemExit(bool(totals.different))

@@ -32,7 +32,7 @@ from spark_consumers.failures import FOREIGN
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
 from spark_consumers.session import session_beside
-from tests.bridge.running import Bridge
+from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Broker, Provider, Server
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -97,8 +97,8 @@ def live(
     pair: Provider,
     fresh_database: str,
     kafka: Broker,
-    tmp_path: Path,
     topic_prefix: str,
+    new_bridge: NewBridge,
     new_pipeline: NewPipeline,
 ) -> Iterator[tuple[Pipeline, str]]:
     """Tables that a bridge streams and `run` follows, of every type, and two under load."""
@@ -108,34 +108,29 @@ def live(
         connection.execute(b"CREATE TABLE items (id int PRIMARY KEY, n int, note text)")
         connection.execute(b"CREATE TABLE plain (note text, n int)")
         connection.execute(b"CREATE TABLE unused (id int PRIMARY KEY)")
-    bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix, snapshot={"mode": "initial"})
-    try:
-        bridge.start().streaming()
-        settings = KafkaSettings(
-            bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix
-        )
+    bridge = new_bridge(conninfo, snapshot={"mode": "initial"})
+    bridge.start().streaming()
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
 
-        def done() -> int:
-            progress = read_snapshots(settings, TopicOffsets(settings), bridge.slot).progress
-            return sum(one.done for one in progress.values())
+    def done() -> int:
+        progress = read_snapshots(settings, TopicOffsets(settings), bridge.slot).progress
+        return sum(one.done for one in progress.values())
 
-        eventually(lambda: done() == len(EQUAL), what="a snapshot has read all tables, empty ones")
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute(ROWS.encode())
-            connection.execute(b"INSERT INTO items SELECT i, 0, 'x' FROM generate_series(0, 999) i")
-        bridge.caught_up()
-        pipeline = new_pipeline(
-            conninfo,
-            publication=f"p_{topic_prefix}",
-            slot=bridge.slot,
-            audit_busy_percent=50,
-            audit_deadline_ms=600_000,
-            rules={"public.whole": {"kind": "history"}, "public.log": {"kind": "changelog"}},
-        )
-        assert pipeline.stream(once=True)
-        yield pipeline, conninfo
-    finally:
-        bridge.end()
+    eventually(lambda: done() == len(EQUAL), what="a snapshot has read all tables, empty ones")
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(ROWS.encode())
+        connection.execute(b"INSERT INTO items SELECT i, 0, 'x' FROM generate_series(0, 999) i")
+    bridge.caught_up()
+    pipeline = new_pipeline(
+        conninfo,
+        publication=f"p_{topic_prefix}",
+        slot=bridge.slot,
+        audit_busy_percent=50,
+        audit_deadline_ms=600_000,
+        rules={"public.whole": {"kind": "history"}, "public.log": {"kind": "changelog"}},
+    )
+    assert pipeline.stream(once=True)
+    yield pipeline, conninfo
 
 
 def audit(pipeline: Pipeline, *names: str) -> list[TableAudit]:
@@ -371,9 +366,8 @@ def tables_that_are_not_there(pipeline: Pipeline) -> None:
 def test_rows_from_before_the_slot_that_were_not_sent(
     pair: Provider,
     fresh_database: str,
-    kafka: Broker,
-    tmp_path: Path,
     topic_prefix: str,
+    new_bridge: NewBridge,
     new_pipeline: NewPipeline,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -394,63 +388,57 @@ def test_rows_from_before_the_slot_that_were_not_sent(
             f"CREATE PUBLICATION p_{topic_prefix} FOR ALL TABLES"
             " WITH (publish_via_partition_root)".encode()
         )
-        bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix)
-        try:
-            bridge.start().streaming()
-            connection.execute(b"INSERT INTO kept VALUES (-1, 'new'), (-2, 'new')")
-            connection.execute(b"UPDATE kept SET note = 'changed' WHERE id = 7")
-            connection.execute(
-                b"INSERT INTO floats SELECT i, ARRAY[i * 1e20], ARRAY[i]"
-                b" FROM generate_series(1, 100) i"
-            )
-            connection.execute(
-                b"INSERT INTO parts SELECT i, 1 + i % 2 FROM generate_series(1, 9) i"
-            )
-            bridge.caught_up()
+        bridge = new_bridge(conninfo)
+        bridge.start().streaming()
+        connection.execute(b"INSERT INTO kept VALUES (-1, 'new'), (-2, 'new')")
+        connection.execute(b"UPDATE kept SET note = 'changed' WHERE id = 7")
+        connection.execute(
+            b"INSERT INTO floats SELECT i, ARRAY[i * 1e20], ARRAY[i] FROM generate_series(1, 100) i"
+        )
+        connection.execute(b"INSERT INTO parts SELECT i, 1 + i % 2 FROM generate_series(1, 9) i")
+        bridge.caught_up()
 
-            pipeline = new_pipeline(
-                conninfo,
-                publication=f"p_{topic_prefix}",
-                slot=bridge.slot,
-                audit_busy_percent=50,
-                audit_deadline_ms=600_000,
-            )
-            assert pipeline.stream(once=True)
-            monkeypatch.setattr("spark_consumers.audit.audit.BUCKETS_AT_ONCE", 4)
-            found = {one.table: one for one in audit(pipeline)}
-            told_now = told([*found.values()])
-            kept = found["public.kept"]
-            assert (kept.verdict, kept.missing_left, kept.differences) == ("not judged", 299, 0)
-            assert "299 rows of the source are not in the table" in kept.reason, told_now
-            assert "snapshot.mode never" in kept.reason
-            assert "and the source has rows" in found["public.silent"].reason
-            assert found["public.floats"].verdict == "equal", told_now
-            assert found["public.floats"].buckets_unequal > 4
-            assert found["public.parts"].verdict == "equal", told_now
-            assert exit_code([*found.values()], named=False) == ExitCode.NOT_JUDGED
+        pipeline = new_pipeline(
+            conninfo,
+            publication=f"p_{topic_prefix}",
+            slot=bridge.slot,
+            audit_busy_percent=50,
+            audit_deadline_ms=600_000,
+        )
+        assert pipeline.stream(once=True)
+        monkeypatch.setattr("spark_consumers.audit.audit.BUCKETS_AT_ONCE", 4)
+        found = {one.table: one for one in audit(pipeline)}
+        told_now = told([*found.values()])
+        kept = found["public.kept"]
+        assert (kept.verdict, kept.missing_left, kept.differences) == ("not judged", 299, 0)
+        assert "299 rows of the source are not in the table" in kept.reason, told_now
+        assert "snapshot.mode never" in kept.reason
+        assert "and the source has rows" in found["public.silent"].reason
+        assert found["public.floats"].verdict == "equal", told_now
+        assert found["public.floats"].buckets_unequal > 4
+        assert found["public.parts"].verdict == "equal", told_now
+        assert exit_code([*found.values()], named=False) == ExitCode.NOT_JUDGED
 
-            plant(pipeline, "kept", "UPDATE {table} SET note = 'flipped' WHERE id = -2")
-            plant(pipeline, "kept", "INSERT INTO {table} VALUES (1000, 'extra', 0, 0)")
-            (kept,) = audit(pipeline, "public.kept")
-            assert kept.verdict == "different"
-            assert kept.rows == (
-                Difference("different", '{"id":-2}', ("note",)),
-                Difference("extra", '{"id":1000}'),
-            )
-            assert (kept.missing, kept.missing_left, kept.finding().differences) == (0, 299, 2)
-            assert any("299 rows" in line for line in kept.lines())
+        plant(pipeline, "kept", "UPDATE {table} SET note = 'flipped' WHERE id = -2")
+        plant(pipeline, "kept", "INSERT INTO {table} VALUES (1000, 'extra', 0, 0)")
+        (kept,) = audit(pipeline, "public.kept")
+        assert kept.verdict == "different"
+        assert kept.rows == (
+            Difference("different", '{"id":-2}', ("note",)),
+            Difference("extra", '{"id":1000}'),
+        )
+        assert (kept.missing, kept.missing_left, kept.finding().differences) == (0, 299, 2)
+        assert any("299 rows" in line for line in kept.lines())
 
-            detached: list[object] = []
+        detached: list[object] = []
 
-            def detach(table: str, _done: int, _pages: int) -> None:
-                if table != "public.parts" and not detached:
-                    detached.append(connection.execute(b"ALTER TABLE parts DETACH PARTITION p2"))
+        def detach(table: str, _done: int, _pages: int) -> None:
+            if table != "public.parts" and not detached:
+                detached.append(connection.execute(b"ALTER TABLE parts DETACH PARTITION p2"))
 
-            work = Audit(pipeline.spark, pipeline.settings, stop=threading.Event(), told=detach)
-            found = {one.table: one for one in work.run(["public.floats", "public.parts"])}
-            assert detached and found["public.parts"].reason.startswith("its partitions changed")
-        finally:
-            bridge.end()
+        work = Audit(pipeline.spark, pipeline.settings, stop=threading.Event(), told=detach)
+        found = {one.table: one for one in work.run(["public.floats", "public.parts"])}
+        assert detached and found["public.parts"].reason.startswith("its partitions changed")
 
 
 def test_which_tables_have_all_their_rows_in_kafka() -> None:

@@ -16,8 +16,9 @@ from schemas.lsn import format_lsn
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.verify.as_of import verify_as_of
 from spark_consumers.verify.comparison import verify_tables
+from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
-from tests.providers.interface import Broker, Provider
+from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.tables import BANK, BANK_TABLES, LARGE, TRANSFER
@@ -48,26 +49,22 @@ class Bank:
 def bank(
     pair: Provider,
     fresh_database: str,
-    kafka: Broker,
-    tmp_path: Path,
     topic_prefix: str,
+    new_bridge: NewBridge,
     new_pipeline: NewPipeline,
 ) -> Iterator[Bank]:
     """A bank whose large transactions leave in many parts; its first rows are there."""
     conninfo = pair.primary.conninfo(fresh_database)
     sums = {"source": "public.pgbench_history", "group_by": ["bid"], "sums": {"balance": "delta"}}
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix, transaction_bytes_max=65536)
-        try:
-            bridge.start().streaming()
-            connection.execute(BANK_TABLES.encode())
-            connection.execute(BANK.encode())
-            pipeline = new_pipeline(
-                conninfo, publication=f"p_{topic_prefix}", sums={"branch_balance": sums}
-            )
-            yield Bank(pipeline, bridge, conninfo)
-        finally:
-            bridge.end()
+        bridge = new_bridge(conninfo, transaction_bytes_max=65536)
+        bridge.start().streaming()
+        connection.execute(BANK_TABLES.encode())
+        connection.execute(BANK.encode())
+        pipeline = new_pipeline(
+            conninfo, publication=f"p_{topic_prefix}", sums={"branch_balance": sums}
+        )
+        yield Bank(pipeline, bridge, conninfo)
 
 
 @pytest.fixture

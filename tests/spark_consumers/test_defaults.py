@@ -1,10 +1,7 @@
 """From ALTER TABLE … ADD COLUMN … DEFAULT at a real source to its tables, and both compared."""
 
-import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -15,9 +12,10 @@ from services.bridge.command import app
 from spark_consumers.audit.audit import Audit
 from spark_consumers.verify.as_of import verify_as_of
 from spark_consumers.verify.comparison import verify_tables
+from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import done
-from tests.providers.interface import Broker, Provider
+from tests.providers.interface import Provider
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_audit import beside, writer
 
@@ -96,16 +94,15 @@ class Source:
 def source(
     pair: Provider,
     fresh_database: str,
-    kafka: Broker,
-    tmp_path: Path,
     topic_prefix: str,
+    new_bridge: NewBridge,
     new_pipeline: NewPipeline,
 ) -> Iterator[Source]:
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute(TABLES)
     snapshot = {"mode": "on_request", "signal_topic": f"{topic_prefix}-signal"}
-    bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix, snapshot=snapshot)
+    bridge = new_bridge(conninfo, snapshot=snapshot)
     pipeline = new_pipeline(
         conninfo,
         publication=bridge.publication,
@@ -113,16 +110,13 @@ def source(
         audit_busy_percent=100,
         rules={"public.versions": {"kind": "history"}},
     )
-    try:
-        bridge.start().streaming()
-        made = Source(bridge, pipeline)
-        for name in NAMES:
-            made.run(f"INSERT INTO {name} SELECT i, 'n' || i FROM generate_series(1, 5) i")
-        made.run("UPDATE versions SET note = 'changed' WHERE id = 1")
-        made.apply()
-        yield made
-    finally:
-        bridge.end()
+    bridge.start().streaming()
+    made = Source(bridge, pipeline)
+    for name in NAMES:
+        made.run(f"INSERT INTO {name} SELECT i, 'n' || i FROM generate_series(1, 5) i")
+    made.run("UPDATE versions SET note = 'changed' WHERE id = 1")
+    made.apply()
+    yield made
 
 
 def test_defaults_of_every_type_are_in_the_tables(source: Source) -> None:
@@ -197,79 +191,3 @@ def test_what_is_not_certain_is_not_told(source: Source) -> None:
     for name in NAMES:
         assert (source.shape(name).unsent, source.shape(name).missing) == (["c"], {}), name
     assert source.differing() == ["public.items", "public.plain", "public.versions"]
-
-
-def test_masked_and_partitioned(
-    pair: Provider, fresh_database: str, kafka: Broker, tmp_path: Path, topic_prefix: str
-) -> None:
-    conninfo = pair.primary.conninfo(fresh_database)
-    shaping: dict[str, Any] = {
-        "masks": {"public.person": {"phone": {"text": "-"}, "mail": {"truncate": 2}}},
-        "large_values": {"public.person": {"cv": {"truncate_bytes": 3}}},
-        "columns": {"public.person": {"exclude": ["ssn"]}},
-    }
-    bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix, shaping=shaping)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute(b"""
-            CREATE TABLE person (id int PRIMARY KEY);
-            CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id);
-            CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10);
-            CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20);
-        """)
-        name = bridge.publication.encode()
-        connection.execute(
-            b"CREATE PUBLICATION " + name + b" FOR ALL TABLES WITH (publish_via_partition_root)"
-        )
-        try:
-            bridge.start().streaming()
-            connection.execute(b"INSERT INTO person VALUES (1); INSERT INTO parts VALUES (1), (11)")
-            connection.execute(
-                b"ALTER TABLE person ADD phone text DEFAULT 'secret',"
-                b" ADD mail text DEFAULT 'secret', ADD cv text DEFAULT 'secret',"
-                b" ADD ssn text DEFAULT 'secret';"
-                b" ALTER TABLE parts ADD c int DEFAULT 7;"
-                b" INSERT INTO person (id) VALUES (2); INSERT INTO parts VALUES (2)"
-            )
-            bridge.caught_up()
-            assert bridge.stop() == 0, bridge.output
-        finally:
-            bridge.end()
-    records = [(json.loads(key or b""), value) for key, value in bridge.records("schema")]
-    told = {key["table"]: json.loads(value or b"") for key, value in records}
-    assert told["person"]["missing"].keys() == {"phone", "mail", "cv"}
-    assert (told["person"]["missing"]["phone"], told["person"]["missing"]["mail"]) == ("-", "se")
-    assert "secret" not in json.dumps(told)
-    assert (told["parts"]["missing"], told["parts"].get("unsent")) == ({"c": 7}, None)
-    row = next(event["after"] for event in bridge.events("person") if event["after"]["id"] == 2)
-    assert told["person"]["missing"] == {name: row[name] for name in ("phone", "mail", "cv")}
-
-
-def test_a_column_that_was_not_published(
-    pair: Provider, fresh_database: str, kafka: Broker, tmp_path: Path, topic_prefix: str
-) -> None:
-    """Rows may have got another value in it meanwhile, of which no event tells."""
-    conninfo = pair.primary.conninfo(fresh_database)
-    bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix)
-    publication = bridge.publication
-
-    def last() -> SchemaEvent:
-        bridge.caught_up()
-        values = [value for _, value in bridge.records("schema") if value]
-        return SchemaEvent.model_validate_json(values[-1])
-
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute(b"CREATE TABLE t (id int PRIMARY KEY)")
-        connection.execute(f"CREATE PUBLICATION {publication} FOR TABLE t (id)".encode())
-        try:
-            bridge.start().streaming()
-            connection.execute(b"INSERT INTO t VALUES (1)")
-            assert last().publication == ""
-            connection.execute(b"ALTER TABLE t ADD c int DEFAULT 5; INSERT INTO t VALUES (2, 9)")
-            connection.execute(f"ALTER PUBLICATION {publication} SET TABLE t".encode())
-            connection.execute(b"INSERT INTO t VALUES (3, 3)")
-            assert (last().missing, last().unsent) == ({}, ["c"])
-            connection.execute(b"ALTER TABLE t ADD d int DEFAULT 6; INSERT INTO t VALUES (4)")
-            assert (last().missing["d"], "d" in last().unsent) == (6, False)
-            assert bridge.stop() == 0, bridge.output
-        finally:
-            bridge.end()

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,10 @@ from services.testbed.ports import free_port
 from spark_consumers.status import read_run_status
 from spark_consumers.verify.as_of import verify_as_of
 from spark_consumers.verify.comparison import verify_tables
+from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import INITIAL, Changes, done, fill
-from tests.providers.interface import Broker, Provider
+from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable, Transaction
@@ -27,17 +27,12 @@ Version = tuple[int, Any, int, int | None]
 
 
 @pytest.fixture
-def bridge(
-    pair: Provider, fresh_database: str, kafka: Broker, tmp_path: Path, topic_prefix: str
-) -> Iterator[Bridge]:
+def bridge(pair: Provider, fresh_database: str, new_bridge: NewBridge) -> Iterator[Bridge]:
     conninfo = pair.primary.conninfo(fresh_database)
     fill(conninfo, ROWS)
     snapshot = {**INITIAL, "chunk_rows_max": 50}
-    made = Bridge(tmp_path, conninfo, kafka, topic_prefix, snapshot=snapshot)
-    try:
-        yield made
-    finally:
-        made.end()
+    made = new_bridge(conninfo, snapshot=snapshot)
+    yield made
 
 
 @pytest.mark.parametrize("kind", ["current", "history"])

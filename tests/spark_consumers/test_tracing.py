@@ -1,14 +1,12 @@
 """The span of an epoch, linked to those of the Kafka transactions that it brought."""
 
-from pathlib import Path
-
 import psycopg
 import pytest
 
 from schemas.lsn import parse_lsn
 from schemas.tracing import TracingSettings, trace_id
-from tests.bridge.running import Bridge
-from tests.providers.interface import Broker, Provider
+from tests.bridge.conftest import NewBridge
+from tests.providers.interface import Provider
 from tests.providers.otlp import collector
 from tests.spark_consumers.conftest import NewPipeline
 from tests.spark_consumers.test_transactions import end, taken
@@ -24,34 +22,30 @@ def test_an_epoch_names_each_kafka_transaction_once_and_so_many() -> None:
 def test_an_epoch_is_linked_to_its_kafka_transactions(
     pair: Provider,
     fresh_database: str,
-    kafka: Broker,
-    tmp_path: Path,
     topic_prefix: str,
+    new_bridge: NewBridge,
     new_pipeline: NewPipeline,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
-    bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix)
+    bridge = new_bridge(conninfo)
     pipeline = new_pipeline(conninfo, publication=bridge.publication)
     pipeline.settings = pipeline.settings.model_copy(
         update={"tracing": TracingSettings(enabled=True)}
     )
     with collector() as receiver, psycopg.connect(conninfo, autocommit=True) as connection:
-        try:
-            bridge.start().streaming()
-            connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-            connection.execute("INSERT INTO t VALUES (0)")  # nothing is told of this one
+        bridge.start().streaming()
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        connection.execute("INSERT INTO t VALUES (0)")  # nothing is told of this one
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        for name, value in receiver.environment.items():
+            monkeypatch.setenv(name, value)
+        bridge.start().streaming()
+        for number in (1, 2, 3):
+            connection.execute("INSERT INTO t VALUES (%s)", [number])
             bridge.caught_up()
-            assert bridge.stop() == 0, bridge.output
-            for name, value in receiver.environment.items():
-                monkeypatch.setenv(name, value)
-            bridge.start().streaming()
-            for number in (1, 2, 3):
-                connection.execute("INSERT INTO t VALUES (%s)", [number])
-                bridge.caught_up()
-            assert bridge.stop() == 0, bridge.output
-        finally:
-            bridge.end()
+        assert bridge.stop() == 0, bridge.output
         (report,) = pipeline.stream(once=True)
     told = [span for span in receiver.spans if span.service == "slotbridge"]
     (epoch,) = [span for span in receiver.spans if span.service == "slottables"]

@@ -11,6 +11,7 @@ from schemas.large_values import reference_of
 from spark_consumers.blame import blame
 from spark_consumers.restore.restoration import restore
 from spark_consumers.verify.comparison import TableComparison, verify_tables
+from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.conftest import database
 from tests.providers.interface import Broker, Provider
@@ -39,23 +40,19 @@ TYPES = b"""
 def bridged(
     pair: Provider,
     fresh_database: str,
-    kafka: Broker,
-    tmp_path: Path,
     topic_prefix: str,
+    new_bridge: NewBridge,
     new_pipeline: NewPipeline,
 ) -> Iterator[tuple[Pipeline, str]]:
     """A pipeline whose topics a real bridge has filled, and the conninfo of its source."""
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute(TABLES.encode())
-        bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix)
-        try:
-            bridge.start().streaming()
-            connection.execute(ROWS.encode())
-            bridge.caught_up()
-            assert bridge.stop() == 0, bridge.output
-        finally:
-            bridge.end()
+        bridge = new_bridge(conninfo)
+        bridge.start().streaming()
+        connection.execute(ROWS.encode())
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
     yield new_pipeline(conninfo, publication=f"p_{topic_prefix}"), conninfo
 
 
@@ -181,16 +178,12 @@ def test_columns_with_large_values_hold_references_and_are_not_judged(
             shaping=shaping,
             claim_check={"uri": folder.as_uri()},
         )
-        try:
-            bridge.start().streaming()
-            connection.execute(
-                "INSERT INTO doc"
-                " VALUES ('a', repeat('x', 200), decode(repeat('00', 200), 'hex'), 1)"
-            )
-            bridge.caught_up()
-            assert bridge.stop() == 0, bridge.output
-        finally:
-            bridge.end()
+        bridge.start().streaming()
+        connection.execute(
+            "INSERT INTO doc VALUES ('a', repeat('x', 200), decode(repeat('00', 200), 'hex'), 1)"
+        )
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
         pipeline = new_pipeline(conninfo, publication=f"p_{topic_prefix}", shaping=shaping)
         assert pipeline.stream()
         ((_, body, photo, _),) = [tuple(row) for row in pipeline.rows("doc")]
