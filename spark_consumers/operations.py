@@ -20,7 +20,7 @@ from spark_consumers.epochs.ledger import (
 )
 from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, staging
 from spark_consumers.iceberg.maintenance import Maintained
 from spark_consumers.iceberg.tables import Tables
 
@@ -58,7 +58,8 @@ class Operator:
                     operation="rebuild",
                     subject=self._tables.namespace,
                     hint="`slottables status` shows how far it is; `slottables run` must be "
-                    "running. A parked table whose rebuild waits: `slottables unpark`",
+                    "running. `slottables rebuild --cancel` ends it. A parked table whose rebuild "
+                    "waits: `slottables unpark`",
                 )
             table = catalog.load(self._spark, state.identifier)
             catalog.set_property(table, catalog.REBUILD, uuid.uuid4().hex)
@@ -66,6 +67,28 @@ class Operator:
                 ledger.unpark(self._spark, {name: parked[name]})
             yield name
         ledger.ask(self._spark, f"rebuild at {time.time()}")
+
+    def cancel_rebuild(self, names: Sequence[str]) -> Iterator[str]:
+        """End the rebuilds of tables: each stays as it is, and goes on with the epochs.
+
+        Raise SettingsError for one that is not being rebuilt. What `run` has under way for it
+        comes to nothing.
+        """
+        states = self._tables.states(self._spark)
+        ledger = Ledger(self._tables.namespace, self._settings)
+        for name in names:
+            state = states.get(name)
+            if state is None or not state.rebuild:
+                rebuilt = sorted(known for known, found in states.items() if found.rebuild)
+                raise SettingsError(
+                    f"{name} is not being rebuilt",
+                    operation="cancel a rebuild",
+                    subject=self._tables.namespace,
+                    hint=f"tables that are being rebuilt: {', '.join(rebuilt) or 'none'}",
+                )
+            staging.end_side(catalog.load(self._spark, state.identifier))
+            yield name
+        ledger.ask(self._spark, f"rebuild cancelled at {time.time()}")
 
     def unpark(self, names: Sequence[str]) -> Iterator[str]:
         """Let `run` bring parked tables to the others; raise SettingsError for one not parked."""

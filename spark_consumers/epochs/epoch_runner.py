@@ -380,7 +380,7 @@ class EpochRunner:
         return adopted
 
     def look_for_requests(self) -> None:
-        """See which tables are to be made anew; call it between two epochs."""
+        """See which tables are to be made anew, and which no more; call it between two epochs."""
         self._look_for(self._ledger.asked(self._spark))
 
     def _look_for(self, asked: str) -> None:
@@ -389,8 +389,8 @@ class EpochRunner:
         self._asked = asked
         for name, found in self._tables.states(self._spark).items():
             state = self._states.get(name)
-            if state is not None and found.rebuild:
-                self._states[name] = dataclasses.replace(state, rebuild=True)
+            if state is not None:
+                self._states[name] = dataclasses.replace(state, rebuild=found.rebuild)
         self.parking.look()
 
     def _follows(self, name: str) -> bool:

@@ -222,15 +222,26 @@ def own_tags_of(refs: Iterable[str]) -> list[str]:
 def change_refs(table: Any, change: Callable[[Any], None]) -> None:
     """Change a table's tags and branches in one commit, whoever commits to it meanwhile.
 
-    `change` takes a ManageSnapshots of the table as it is now, and may be called again. Iceberg
-    repeats such a commit in vain: UpdateSnapshotReferencesOperation keeps the metadata that it
-    began with.
+    `change` takes a ManageSnapshots of the table as it is now, and may be called again.
     """
-    for attempt in range(1, _ATTEMPTS + 1):
+
+    def commit() -> None:
         manage = table.manageSnapshots()
         change(manage)
+        manage.commit()
+
+    commit_anew(table, commit)
+
+
+def commit_anew(table: Any, commit: Callable[[], None]) -> None:
+    """Call `commit` again, on the table as it is then, while somebody else commits before it.
+
+    Iceberg repeats a commit of tags and branches in vain: UpdateSnapshotReferencesOperation keeps
+    the metadata that it began with.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
-            manage.commit()
+            commit()
         except Py4JError as error:
             if attempt == _ATTEMPTS or "CommitFailedException" not in str(error):
                 raise

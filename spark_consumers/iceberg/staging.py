@@ -129,6 +129,8 @@ class Staging:
         head = catalog.ref_snapshot(table, self._branch)
         if catalog.snapshot_id(table) != base.snapshot or head != base.head:
             raise catalog.overtaken(base.identifier)
+        if base.side is not None and catalog.ref_snapshot(table, REBUILT) != base.side:
+            raise catalog.overtaken(base.identifier)
         found = catalog.properties(table)
         refs = catalog.ref_names(table)
         number = base.snapshot if head is None else head
@@ -190,12 +192,16 @@ def begin_side(table: Any, note: str) -> None:
 
 def end_side(table: Any) -> None:
     """End a rebuild without a result, in one commit: nobody has asked for it then."""
-    transaction = table.newTransaction()
-    update = transaction.updateProperties()
-    update.remove(catalog.REBUILD).remove(catalog.REBUILD_NOTE).commit()
-    if catalog.ref_snapshot(table, REBUILT) is not None:
-        transaction.manageSnapshots().removeBranch(REBUILT).commit()
-    transaction.commitTransaction()
+
+    def end() -> None:
+        transaction = table.newTransaction()
+        update = transaction.updateProperties()
+        update.remove(catalog.REBUILD).remove(catalog.REBUILD_NOTE).commit()
+        if catalog.ref_snapshot(table, REBUILT) is not None:
+            transaction.manageSnapshots().removeBranch(REBUILT).commit()
+        transaction.commitTransaction()
+
+    catalog.commit_anew(table, end)
 
 
 class Adopted(NamedTuple):
