@@ -9,6 +9,7 @@ import typer
 from schemas.errors import SettingsError
 from schemas.settings import Settings, load_settings
 from services.bridge.events.shaping.tables import Shaping
+from services.bridge.recovery.fit import named_relations
 from services.bridge.source.hosts import host_name, single_hosts, standby_conninfo
 from services.runtime.access import read_token
 from services.runtime.process import exit_codes
@@ -70,13 +71,14 @@ def check_config(
 ) -> None:
     """Check the configuration file: keys, values, token files. Connects to no server.
 
-    Expressions are parsed; `slotbridge doctor` tells whether they fit their tables.
+    Expressions are parsed, and columns that choose partitions are compared with column lists;
+    `slotbridge doctor` tells whether both fit their tables.
 
     Exit codes: 0 the file is right; 2 something in it is wrong.
     """
     with exit_codes():
         settings = load_settings(config)
-        judged = _parse_expressions(settings)
+        unjudged = _judge_shaping(settings)
         bridge, watch = settings.bridge, settings.failover.watch if settings.failover else None
         read_token(bridge.token, bridge.token_file, section="bridge")
         if watch is not None:
@@ -86,16 +88,26 @@ def check_config(
             typer.echo(f"{name:<9} {there:<9}  needed by {commands}")
         for advice in _advice(settings):
             typer.echo(f"note: {advice}")
-        typer.echo("not judged: whether servers answer, roles, topics, server settings, " + judged)
+        typer.echo(
+            "not judged: whether servers answer, roles, topics, server settings, " + unjudged
+        )
 
 
-def _parse_expressions(settings: Settings) -> str:
-    """Raise SettingsError for an expression that is not CEL; return what of them is not judged."""
+def _judge_shaping(settings: Settings) -> str:
+    """Raise SettingsError for shaping that fits no table; return what of it is not judged.
+
+    That is an expression that is not CEL, or a column that is to choose the partition of a named
+    table and is left out.
+    """
+    plain = settings.shaping.model_copy(update={"filters": {}, "computed": {}})
+    lists = (settings.source.column_lists if settings.source else None) or {}
+    for relation in named_relations(plain, lists):
+        Shaping(plain, "").check(relation)
     used = settings.shaping.filters or settings.shaping.computed
     if used and find_spec("cel_expr_python") is None:
-        return "expressions (they need slotbridge[expressions])"
+        return "expressions (they need slotbridge[expressions]), whether shaping fits its tables"
     Shaping(settings.shaping, "")
-    return "whether expressions fit their tables (slotbridge doctor)"
+    return "whether shaping fits its tables (slotbridge doctor)"
 
 
 def _advice(settings: Settings) -> list[str]:

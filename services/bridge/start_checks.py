@@ -1,19 +1,22 @@
 """Whether the settings fit the published tables and topics, judged at a start."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import structlog
 
 from schemas.events import ProgressRecord
 from schemas.naming import Naming
 from services.bridge.events.shaping.tables import Shaping
-from services.bridge.recovery.expressions import require_fitting
+from services.bridge.recovery.fit import require_fitting, unfit
 from services.bridge.recovery.placement import spreads_keyless
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.row_reader import shape_of
 from services.bridge.snapshot.tables import TableShape
 from services.bridge.source.database import Primary
+from services.postgres.partitions import Partition, partitions
 from services.postgres.published_tables import published_tables
+from services.postgres.server import Connection
 
 logger = structlog.get_logger(__name__)
 
@@ -31,20 +34,19 @@ def check_settings(
     `record`: the last progress record, `placement`: the digests of the settings.
     """
     upgraded = record is not None and spreads_keyless(record.placement)
-    if not (shaping.has_expressions or upgraded):
+    if not (shaping.has_rules or upgraded):
         return
-    tables = primary.ask(
-        "read the published tables", lambda connection: published_tables(connection, publication)
-    )
-    if tables is None:
-        if shaping.has_expressions:
-            logger.info("not judged: whether expressions fit the tables")
+    found = primary.ask("read the published tables", partial(_read, publication=publication))
+    if found is None:
+        if shaping.has_rules:
+            logger.info("not judged: whether shaping fits the tables")
         if upgraded:
             logger.info("not judged: whether tables without a key go to other partitions")
         return
-    shapes = [shape_of(table) for table in tables]
+    shapes, below = found
     then = None if record is None else record.placement or {}
-    require_fitting(shaping, [shape.relation for shape in shapes], then, placement)
+    errors = unfit(shaping, [shape.relation for shape in shapes], below)
+    require_fitting(errors, then, placement)
     if not upgraded:
         return
     names = [*gathered(shapes, shaping.naming, lambda name: _partitions(topics, name))]
@@ -57,19 +59,27 @@ def check_settings(
 
 
 def gathered(
-    shapes: Iterable[TableShape], naming: Naming, partitions: Callable[[str], int]
+    shapes: Iterable[TableShape], naming: Naming, counts: Callable[[str], int]
 ) -> Iterator[str]:
     """Yield the tables without a key whose topics have several partitions, as `schema.table`.
 
-    `partitions`: how many partitions a topic has, 0 where there is none.
+    `counts`: how many partitions a topic has, 0 where there is none.
     """
     for shape in shapes:
         table = shape.relation.schema, shape.relation.table
         if shape.key or naming.key(*table) or not naming.publishes(*table):
             continue
-        if not naming.partition_by(*table) and partitions(naming.table(*table).name) > 1:
+        if not naming.partition_by(*table) and counts(naming.table(*table).name) > 1:
             yield shape.name
 
 
 def _partitions(topics: Topics, name: str) -> int:
     return topics.partitions(name) if topics.has(name) else 0
+
+
+def _read(
+    connection: Connection, publication: str
+) -> tuple[list[TableShape], dict[int, tuple[Partition, ...]]]:
+    shapes = [shape_of(table) for table in published_tables(connection, publication)]
+    roots = [shape.relation.oid for shape in shapes if shape.partitioned]
+    return shapes, partitions(connection, roots)

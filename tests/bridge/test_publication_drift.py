@@ -216,7 +216,7 @@ def test_a_table_that_somebody_has_locked_is_not_judged_and_not_waited_for(
             bridge.start().streaming()
             assert bridge.stop() == 0, bridge.output
         assert "not judged: whether the publication is as the settings say" in bridge.output
-        assert bridge.output.count("not judged: whether expressions fit") == 1
+        assert bridge.output.count("not judged: whether shaping fits") == 1
         assert TOLD not in bridge.output
         connection.execute("CREATE TABLE b (id int PRIMARY KEY)")
         connection.execute(f"ALTER PUBLICATION {bridge.publication} ADD TABLE b".encode())

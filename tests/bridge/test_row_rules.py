@@ -35,7 +35,7 @@ from services.bridge.pgoutput.messages import (
 )
 from services.bridge.pgoutput.pg_types import TYPE_NAMES
 from services.bridge.progress.ledger import Position
-from services.bridge.recovery.expressions import require_fitting, unfit
+from services.bridge.recovery.fit import require_fitting, unfit
 from services.bridge.recovery.placement import changed, placement_of
 from services.bridge.transactions.assembler import Assembler
 
@@ -410,7 +410,7 @@ def test_an_error_names_expression_table_column_and_near_names(
 ) -> None:
     shaping = Shaping(ShapingSettings(filters={"*.*": text}), "bank")
     with pytest.raises(SettingsError) as caught:
-        shaping.check_expressions(whole(relation(status="text")))
+        shaping.check(whole(relation(status="text")))
     error = caught.value
     assert text in error.message and "public.t" in error.message and message in error.message
     assert error.subject == "shaping.filters.*.*"
@@ -437,12 +437,12 @@ def test_new_expressions_that_do_not_fit_are_refused_and_known_ones_told(
     kafka = KafkaSettings(bootstrap_servers="b", topic_prefix="bank")
     now = placement_of(given, BridgeSettings(), kafka)
     other = placement_of(ShapingSettings(filters={"*.*": "true"}), BridgeSettings(), kafka)
-    assert bool([*unfit(shaping, [whole(T)])]) is not fits
+    assert bool([*unfit(shaping, [whole(T)], {})]) is not fits
     for known in (now, {}):  # {}: of an older release
-        require_fitting(shaping, [whole(T)], known, now)
+        require_fitting(unfit(shaping, [whole(T)], {}), known, now)
     for then in (None, other):
         with contextlib.nullcontext() if fits else pytest.raises(SettingsError):
-            require_fitting(shaping, [whole(T)], then, now)
+            require_fitting(unfit(shaping, [whole(T)], {}), then, now)
     assert changed(other, now) == []
 
 

@@ -185,7 +185,7 @@ def test_a_known_expression_goes_on_up_to_the_first_change_that_it_does_not_fit(
         connection.execute("INSERT INTO t VALUES (1000, 'n', 9)")
         connection.execute("ALTER TABLE t RENAME n TO amount")
         bridge.start().streaming().caught_up()
-        assert "an expression does not fit its table any more" in bridge.output
+        assert "a setting does not fit its table any more" in bridge.output
         assert [event["after"]["id"] for event in bridge.events("t")][-1] == 1000
         connection.execute("INSERT INTO t VALUES (1001, 'n', 9)")
         assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output

@@ -48,7 +48,7 @@ def test_check_config_parses_expressions(tmp_path: Path) -> None:
     assert (code, "Syntax error" in told) == (ExitCode.SETTINGS, True)
     file.write_text("shaping: {filters: {public.t: 'n > 2'}}")
     code, told = slotbridge("check-config", "--config", file)
-    assert (code, "whether expressions fit their tables" in told) == (ExitCode.OK, True)
+    assert (code, "whether shaping fits its tables" in told) == (ExitCode.OK, True)
 
 
 def test_init_keeps_a_file_that_exists(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.errors import SettingsError
+from services.bridge.pgoutput.messages import Relation
 from services.bridge.sink.topic_requirements import Topic
 from services.bridge.source.publication_drift import PublicationDifference
+from services.postgres.partitions import Partition
 from services.postgres.slots import Slot, SlotStatistics
 
 
@@ -45,6 +47,20 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionedTable:
+    """A table that is published as the root of its partitions; `relation`: as pgoutput has it."""
+
+    relation: Relation
+    partitions: tuple[Partition, ...]
+
+    @property
+    def untold(self) -> tuple[Partition, ...]:
+        """The partitions whose old rows lack values that the root's replica identity promises."""
+        told = {column.name for column in self.relation.columns if column.key}
+        return tuple(one for one in self.partitions if not told <= one.identity)
+
+
+@dataclass(frozen=True, slots=True)
 class Primary:
     """The primary; settings as pg_settings.setting has them, in its units."""
 
@@ -59,7 +75,9 @@ class Primary:
     differences: tuple[PublicationDifference, ...] = ()
     """Between the publication and the settings."""
     unfit: tuple[SettingsError, ...] = ()
-    """Of expressions in `shaping` that do not fit a published table."""
+    """Of settings in `shaping` that do not fit a published table."""
+    partitioned: tuple[PartitionedTable, ...] = ()
+    """Tables that are published as the root of their partitions."""
 
     def number(self, name: str, default: int) -> int:
         """Return a setting as a number, `default` where the server does not have it."""

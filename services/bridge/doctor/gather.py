@@ -21,6 +21,7 @@ from services.bridge import compiled
 from services.bridge.doctor.facts import (
     Facts,
     Kafka,
+    PartitionedTable,
     Primary,
     Publication,
     Sample,
@@ -28,7 +29,7 @@ from services.bridge.doctor.facts import (
     Table,
 )
 from services.bridge.events.shaping.tables import Shaping
-from services.bridge.recovery.expressions import unfit
+from services.bridge.recovery.fit import unfit
 from services.bridge.sink.options import MESSAGE_BYTES_MAX
 from services.bridge.sink.topic_configs import Configs
 from services.bridge.sink.topic_requirements import Topic
@@ -47,6 +48,7 @@ from services.bridge.source.publication_reader import read_publication, without_
 from services.bridge.source.server_errors import server_error
 from services.kafka.client import client_options, kafka_error, make_client
 from services.kafka.records import REQUEST_TIMEOUT_S
+from services.postgres.partitions import Partition, partitions
 from services.postgres.publications import published_columns
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.server import Connection, Server, read_settings, setting, written_lsn
@@ -57,6 +59,7 @@ SETTINGS: Final = [
     *("idle_replication_slot_timeout", "max_replication_slots"),
 ]
 Found = TypeVar("Found")
+_Read = tuple[PublicationSeen | None, list[PublishedTable], dict[int, tuple[Partition, ...]]]
 _TRANSACTIONS: Final = "slotbridge_transactions_total"
 _HTTP_TIMEOUT_S: Final = 10.0
 _TABLES: LiteralString = """
@@ -192,7 +195,7 @@ def _primary(
         for schema, name, identity, key in rows
         if (schema, name) in published
     )
-    drift, unfitting = _against_settings(connection, source, shaping, unread)
+    drift, unfitting, below = _against_settings(connection, source, shaping, unread)
     return Primary(
         version=version,
         settings={name: found.value for name, found in read_settings(connection, SETTINGS).items()},
@@ -204,6 +207,7 @@ def _primary(
         followers_without_slot=tuple(row[0] for row in connection.execute(_FOLLOWERS).fetchall()),
         differences=drift,
         unfit=unfitting,
+        partitioned=below,
     )
 
 
@@ -212,36 +216,40 @@ def _against_settings(
     source: SourceSettings,
     settings: ShapingSettings,
     unread: list[tuple[str, str]],
-) -> tuple[tuple[PublicationDifference, ...], tuple[SettingsError, ...]]:
-    """Compare publication and tables with the settings: differences, expressions that do not fit.
+) -> tuple[
+    tuple[PublicationDifference, ...], tuple[SettingsError, ...], tuple[PartitionedTable, ...]
+]:
+    """Compare publication and tables with the settings.
 
-    Add to `unread` what somebody's lock on a table hides, and what a missing package does.
+    Return the differences, the errors of settings that do not fit, the partitioned tables. Add to
+    `unread` what somebody's lock on a table hides, and what a missing package does.
     """
     try:
         shaping = Shaping(settings, "")
     except SettingsError as error:
         unread.append(("the settings' expressions", str(error)))
-        return (), ()
+        return (), (), ()
 
-    def read(connection: Connection) -> tuple[PublicationSeen | None, list[PublishedTable]]:
-        seen = read_publication(connection, source)
-        tables = published_tables(connection, source.publication) if shaping.has_expressions else []
-        return seen, tables
+    def read(connection: Connection) -> _Read:
+        tables = published_tables(connection, source.publication)
+        below = partitions(connection, [table.oid for table in tables if table.partitioned])
+        return read_publication(connection, source), tables, below
 
     found = without_waiting(connection, read)
     if found is None:
         unread.append(
             ("the publication", "the server refused, or somebody has locked a table of it")
         )
-        return (), ()
-    seen, tables = found
+        return (), (), ()
+    seen, tables, below = found
     if seen is None:
-        return (), ()
+        return (), (), ()
     unread += (("row filters", f"{table}: {why}") for table, why in seen.unjudged)
-    relations = (shape_of(table).relation for table in tables)
+    relations = [shape_of(table).relation for table in tables]
     return (
         tuple(publication_differences(source, settings, seen)),
-        tuple(unfit(shaping, relations)),
+        tuple(unfit(shaping, relations, below)),
+        tuple(PartitionedTable(one, below[one.oid]) for one in relations if one.oid in below),
     )
 
 

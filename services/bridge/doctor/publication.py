@@ -1,20 +1,23 @@
 """The publication and its tables against the settings. Pure."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from services.bridge.doctor.facts import Facts
 from services.bridge.doctor.finding import Finding, Severity
 
+_COLUMNS: Final = ("shaping.keys", "shaping.partition_by")
+
 
 def publication(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for each difference, and for each expression that does not fit a table."""
+    """Yield a finding for each difference, and for each setting that does not fit a table."""
     for one in facts.primary.differences:
         yield Finding(
             one.name, Severity.WARNING, one.subject, one.evidence, one.consequence, one.change
         )
     for error in facts.primary.unfit:
         yield Finding(
-            "expression-does-not-fit",
+            "shaping-does-not-fit" if error.subject in _COLUMNS else "expression-does-not-fit",
             Severity.CRITICAL,
             error.subject,
             error.message,

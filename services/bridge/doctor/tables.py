@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from services.bridge.doctor.facts import Facts, Table
+from services.bridge.doctor.facts import Facts, PartitionedTable, Table
 from services.bridge.doctor.finding import Finding, Severity
 
 _NAMED_MAX: Final = 5
@@ -17,6 +17,9 @@ def tables(facts: Facts) -> Iterator[Finding]:
     changes = publication.updates or publication.deletes
     for table in facts.primary.tables:
         yield from _identity(table, changes=changes)
+    if changes:
+        for partitioned in facts.primary.partitioned:
+            yield from _partitions(partitioned)
     yield from _left_out(facts)
 
 
@@ -52,6 +55,25 @@ def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
             "each update and delete writes the whole old row into the WAL; it buys `before`",
             f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT; where nobody reads `before`",
         )
+
+
+def _partitions(table: PartitionedTable) -> Iterator[Finding]:
+    if not (untold := table.untold):
+        return
+    name = f"{table.relation.schema}.{table.relation.table}"
+    more = f" and {len(untold) - _NAMED_MAX} more" if len(untold) > _NAMED_MAX else ""
+    listed = ", ".join(one.full_name for one in untold[:_NAMED_MAX])
+    yield Finding(
+        "partition-identity-differs",
+        Severity.WARNING,
+        name,
+        f"its replica identity ({table.relation.replica_identity}) has columns that those of its "
+        f"partitions lack: {listed}{more}",
+        "their updates and deletes tell NULL in place of these columns' old values; the bridge "
+        "stops where key, partition or filter need them (exit code 40)",
+        "\n".join(f"ALTER TABLE {one.full_name} REPLICA IDENTITY FULL;" for one in untold)
+        + " or the replica identity of the root; new partitions have DEFAULT",
+    )
 
 
 def _left_out(facts: Facts) -> Iterator[Finding]:

@@ -15,8 +15,6 @@
 Numbers depend on the change alone, never on settings: resuming in the middle of a transaction by
 its numbers is right also after the settings have changed. `total_order` and the counts of END are
 of the events that are sent.
-
-The JSON text is put together from parts that are made once per relation and once per transaction.
 """
 
 from collections.abc import Mapping
@@ -38,7 +36,7 @@ from services.bridge.events.errors import (
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
 from services.bridge.events.fields import Fields
 from services.bridge.events.row_encoders import Write
-from services.bridge.events.rows import Table
+from services.bridge.events.rows import Table, partial_identities
 from services.bridge.events.shaping.outbox import Headers, OutboxMessages, OutboxTable
 from services.bridge.events.transaction_texts import Counter, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
@@ -93,6 +91,8 @@ class Envelope:
         self._tombstones = tombstones
         self._metadata = transaction_metadata
         self._tables: dict[int, tuple[Relation, Table]] = {}
+        self.sent: dict[int, Relation] = {}
+        """Relations, also partitions published as their root, as the stream has described them."""
         self._counters: dict[str, Counter] = {}
         self._touched: list[Counter] = []
         self._messages = 0
@@ -129,11 +129,8 @@ class Envelope:
         for counter in self._touched:
             counter.events = 0
         self._touched.clear()
-        self.total = self._messages = 0
-        if not counts:
-            return
-        self.total = sum(counts.values())
-        self._messages = counts.get("", 0)
+        counts = counts or {}
+        self.total, self._messages = sum(counts.values()), counts.get("", 0)
         for name, events in counts.items():
             if name:
                 counter = self._counter(name)
@@ -253,6 +250,7 @@ class Envelope:
         if isinstance(change, Truncate):
             return self.truncate(change, lsn, seq)
         table = self._table(change.relation, seq)
+        change = table.as_told(change)
         if table.rules is not None and not table.skips(change):
             try:
                 published = table.rules.apply(change)
@@ -296,7 +294,7 @@ class Envelope:
         if table.outbox is not None:
             raise updated_outbox(table.name, lsn)
         old, new = change.old, change.told
-        if old is not None and change.old_kind != "O" and table.lacks_key(old):
+        if table.lacks_key(change):
             raise without_key(table.name, lsn)
         if table.unplaced(change):
             raise without_place(table.name, lsn)
@@ -318,7 +316,7 @@ class Envelope:
         table = self._table(change.relation, seq)
         if "d" in table.skipped or table.outbox is not None:
             return []
-        if change.old_kind == "K" and table.lacks_key(change.old):
+        if table.lacks_key(change):
             raise without_key(table.name, lsn)
         if table.unplaced(change):
             raise without_place(table.name, lsn)
@@ -381,7 +379,9 @@ class Envelope:
                 self._unsettled.append(relation.oid)
             counter = self._counter(f"{relation.schema}.{relation.table}")
             fields = self._fields if described.plan.flat else None
-            table = Table(described.plan, counter, self._encoders, described.form, fields)
+            partial = partial_identities(relation, described.partitions, self.sent)
+            made = (described.plan, counter, self._encoders, described.form, fields)
+            table = Table(*made, partial=partial)
             known = (relation, table)
             self._tables[relation.oid] = known
         return known[1]

@@ -26,6 +26,7 @@ from services.bridge.events.shaping.tables import Shaping, TableShaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation
 from services.bridge.source.database import Primary
+from services.postgres.partitions import Partition
 
 logger = structlog.get_logger(__name__)
 
@@ -69,6 +70,7 @@ class Relations:
         can't be published as configured.
         """
         certain = True
+        below: Sequence[Partition] = ()
         identity = [column.name for column in relation.columns if column.key]
         served = {column.name for column in relation.columns}
         try:
@@ -76,6 +78,8 @@ class Relations:
                 relation = self._shaping.with_key(relation)
             elif relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
                 relation, certain = self._with_primary_key(relation, stamp.xid)
+            if relation.replica_identity == "f":
+                below = self._primary.partitions(relation.oid)
             plan = self._shaping.plan(relation, identity)
             if not plan.published:
                 return Described(plan, None, certain)
@@ -91,7 +95,7 @@ class Relations:
         tell = partial(self._told, plan, served, stamp.xid)
         left_out = served - {column.name for column in plan.relation.columns}
         event = self._shapes.change(plan.relation, stamp, seq, tell, left_out=left_out)
-        return Described(plan, event, certain, form)
+        return Described(plan, event, certain, form, below)
 
     def _told(
         self,

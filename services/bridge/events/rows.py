@@ -1,6 +1,6 @@
 """A table's rows and keys to JSON text, by its plan. Pure; made once per relation."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final
@@ -10,6 +10,7 @@ from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Key, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
 from services.bridge.events.shaping.outbox import Headers
+from services.bridge.events.shaping.row_rules import RowChange
 from services.bridge.events.shaping.tables import TableShaping
 from services.bridge.events.transaction_texts import NO_ORDER, Counter, TransactionTexts
 from services.bridge.events.values.encoders import Encoder, Encoders
@@ -18,12 +19,14 @@ from services.bridge.pgoutput.messages import (
     UNCHANGED,
     Delete,
     Insert,
+    Relation,
     RelationColumn,
     Row,
     Unchanged,
     Update,
     Value,
 )
+from services.postgres.partitions import Partition
 
 WORTH_ROWS = 20
 """How many rows of a table come the long way before code is made for it."""
@@ -42,7 +45,10 @@ class Table:
         encoders: Encoders,
         form: TableFormat = PLAIN,
         fields: Fields | None = None,
+        *,
+        partial: Collection[frozenset[int]] = (),
     ) -> None:
+        """`partial`: as `partial_identities` returns them."""
         relation = plan.relation
         self._format = form
         self.fields = fields
@@ -84,6 +90,21 @@ class Table:
             )
             if column.key
         ]
+        self._partial = partial
+        keys = {source_index for source_index, *_ in self._key}
+        self._hides_key = any(not keys <= identity for identity in partial)
+        """Whether an update without an old row may have changed the key."""
+
+    def as_told(self, change: RowChange) -> RowChange:
+        """Return the change with kind K for an old row that may lack values.
+
+        The server marks as whole (O) also the old row of a partition that tells only its own
+        replica identity, with NULL in place of all other values.
+        """
+        if not self._partial or isinstance(change, Insert) or change.old_kind != "O":
+            return change
+        told = frozenset(at for at, value in enumerate(change.old or ()) if value is not None)
+        return change._replace(old_kind="K") if told in self._partial else change
 
     def row(self, row: Row) -> str:
         """Encode a row as `{"column":value,…}`; a value that the WAL lacks is the placeholder."""
@@ -121,6 +142,8 @@ class Table:
         if self._rows < WORTH_ROWS or op in self.skipped or self.outbox is not None:
             return None
         if self.rules is not None or self._places or (old and self._skips_unchanged):
+            return None
+        if event is Update and (self._hides_key or (old and self._partial)):
             return None
         keys = {source_index for source_index, *_ in self._key}
         columns = [
@@ -197,9 +220,12 @@ class Table:
             for source_index, (_, encode, _) in zip(self._sources, self.columns, strict=True)
         )
 
-    def lacks_key(self, row: Row) -> bool:
-        """Tell whether an old row, which has its identity alone, lacks a column of the key."""
-        return any(row[source_index] is None for source_index, *_ in self._key)
+    def lacks_key(self, change: Update | Delete) -> bool:
+        """Tell whether the change does not tell the key of the old row."""
+        if change.old is None:  # then no column of the identity has changed
+            return self._hides_key
+        old, whole = change.old, change.old_kind == "O"
+        return not whole and any(old[source_index] is None for source_index, *_ in self._key)
 
     def key(self, row: Row) -> Key:
         """Return the key of a row in the table's format; it has no data without a key column.
@@ -237,6 +263,28 @@ class Table:
         """Return the event of a row's change at `lsn`."""
         data, placed_by = key
         return Event(self.topic, data, value, headers, False, self.name, seq, lsn, placed_by)
+
+
+def partial_identities(
+    relation: Relation, partitions: Iterable[Partition], sent: Mapping[int, Relation]
+) -> tuple[frozenset[int], ...]:
+    """Return the replica identities, as column numbers, of partitions that tell no whole old rows.
+
+    `relation`: their root, with REPLICA IDENTITY FULL. `partitions`: as the catalog has them now;
+    `sent`: relations as the stream has described them, by oid, which may be older.
+    """
+    found = set()
+    for partition in partitions:
+        if partition.replica_identity != "f":
+            found.add(partition.identity)
+        then = sent.get(partition.oid)
+        if then is not None and then.replica_identity != "f":
+            found.add(frozenset(column.name for column in then.columns if column.key))
+    return tuple(
+        frozenset(at for at, column in enumerate(relation.columns) if column.name in names)
+        for names in found
+        if names  # else the server refuses its updates and deletes
+    )
 
 
 def encoder_of(plan: TableShaping, encoders: Encoders, column: RelationColumn) -> Encoder:

@@ -16,12 +16,15 @@ from schemas.naming import column_matches
 from schemas.settings import ValueSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.events.formats.table_format import encoders_for
+from services.bridge.events.shaping.tables import PARTITION_BY
 
 logger = structlog.get_logger(__name__)
 
 EXPRESSIONS: Final = "shaping.filters and computed"
-"""The one digest of settings that do not place rows: see `recovery.expressions`."""
-_PARTITION_BY: Final = "shaping.partition_by"
+_COLUMNS: Final = "the columns that shaping.partition_by may have"
+_OF_FIT: Final = (EXPRESSIONS, _COLUMNS)
+"""The digests of settings that do not place rows: see `recovery.fit`."""
+_KEYS: Final = "shaping.keys"
 _DIGITS: Final = 16
 
 
@@ -30,7 +33,7 @@ def placement_of(
 ) -> dict[str, str]:
     """Return a digest of each group of settings that decides on the place of rows.
 
-    And one of the expressions.
+    And of those that must fit the tables.
     """
     salt = shaping.salt.get_secret_value()
     hashed = {
@@ -40,8 +43,8 @@ def placement_of(
     forms = {name: getattr(values, name) for name in sorted(ValueSettings.model_fields)}
     outbox = shaping.outbox.model_dump(exclude={"headers"}) if shaping.outbox else None
     return {
-        "shaping.keys": _digest(shaping.keys, ordered=True),
-        _PARTITION_BY: _digest(shaping.partition_by, ordered=True),
+        _KEYS: _digest(shaping.keys, ordered=True),
+        PARTITION_BY: _digest(shaping.partition_by, ordered=True),
         "shaping.masks of partition_by": _digest(_masks_of_places(shaping), ordered=True),
         "shaping.columns of partition_by: row": _digest(_columns_of_rows(shaping)),
         "shaping.masks of keys": _digest([hashed, salt] if any(hashed.values()) else []),
@@ -51,6 +54,7 @@ def placement_of(
         "shaping.outbox": _digest(outbox),
         "the forms of values in keys": _digest([forms, encoders_for(kafka).__name__]),
         EXPRESSIONS: _digest([shaping.filters, shaping.computed]),
+        _COLUMNS: _digest(_columns_of_places(shaping)),
     }
 
 
@@ -59,17 +63,24 @@ def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
     A record without `shaping.partition_by` is of a release without this setting.
     """
-    then = {_PARTITION_BY: _digest({}), **then}
+    then = {PARTITION_BY: _digest({}), **then}
     return [
         name
         for name, digest in now.items()
-        if name != EXPRESSIONS and then.get(name, digest) != digest
+        if name not in _OF_FIT and then.get(name, digest) != digest
     ]
+
+
+def refitted(then: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Tell whether settings that must fit the tables are known of both times, and differ."""
+    then = {PARTITION_BY: _digest({}), **then}
+    names = (*_OF_FIT, PARTITION_BY, _KEYS)
+    return any(then.get(name, now[name]) != now[name] for name in names)
 
 
 def spreads_keyless(then: Mapping[str, str] | None) -> bool:
     """Tell whether the release of a progress record sent tables without a key to any partition."""
-    return then is None or _PARTITION_BY not in then
+    return then is None or PARTITION_BY not in then
 
 
 def tell_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
@@ -107,6 +118,14 @@ def _columns_of_rows(shaping: ShapingSettings) -> list[Any]:
         (tables, sorted(columns.include), sorted(columns.exclude))
         for tables, columns in shaping.columns.items()
     )
+
+
+def _columns_of_places(shaping: ShapingSettings) -> list[Any]:
+    """Return what decides whether the columns in `partition_by` and `keys` are published."""
+    if not (shaping.partition_by or shaping.keys):
+        return []
+    names = {"columns", "include", "exclude", "skip"}
+    return [shaping.model_dump(include=names)]
 
 
 def _digest(settings: Any, *, ordered: bool = False) -> str:

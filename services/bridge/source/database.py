@@ -31,6 +31,7 @@ from services.bridge.source.table_options import creation_statement
 from services.bridge.source.type_catalog import money_digits, read_types
 from services.bridge.source.visibility import await_visible
 from services.postgres import origins, slots
+from services.postgres.partitions import Partition, partitions
 from services.postgres.publications import (
     PrimaryKey,
     primary_key,
@@ -228,6 +229,12 @@ class Primary:
         """Return a table's primary key as it is now, None when the table is gone."""
         with self._statement("read the primary key"):
             return primary_key(self._connection, relation_oid)
+
+    @in_any_session
+    def partitions(self, relation_oid: int) -> tuple[Partition, ...]:
+        """Return the partitions that a table has now, () for a table without."""
+        with self._statement("read the partitions of a table"):
+            return partitions(self._connection, [relation_oid]).get(relation_oid, ())
 
     @in_any_session
     def stored_columns(self, relation_oid: int) -> StoredColumns | None:

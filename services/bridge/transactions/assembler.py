@@ -214,7 +214,9 @@ class Assembler:
             return self._change(message, lsn)
         if isinstance(message, Message):
             return self._message(message, lsn, now_us)
-        if not isinstance(message, (Relation, Type, Origin)):
+        if isinstance(message, Relation):
+            self._envelope.sent[message.oid] = message
+        elif not isinstance(message, (Type, Origin)):
             raise misplaced(f"{type(message).__name__}, which was not asked for,", lsn)
         return None
 

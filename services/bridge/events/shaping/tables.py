@@ -22,6 +22,7 @@ from services.bridge.events.values.plain import Encode
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 
 TEXT_OID: Final = 25
+PARTITION_BY: Final = "shaping.partition_by"
 _ALL: Final = frozenset("cudt")
 Limit = Callable[[Encode], Encode]
 """Makes the encoder of a column with large values of its usual one."""
@@ -95,12 +96,15 @@ class Shaping:
         names = {column.name for column in relation.columns}
         identity = {column.name for column in relation.columns if column.key}
         if missing := set(key) - names:
-            raise _wrong(relation, f"has no column {min(missing)}", "correct shaping.keys")
+            raise _wrong(
+                relation, f"has no column {min(missing)}", "correct shaping.keys", "shaping.keys"
+            )
         if relation.replica_identity in "di" and identity and not set(key) <= identity:
             raise _wrong(
                 relation,
                 f"does not tell the old value of key column {min(set(key) - identity)}",
                 "set REPLICA IDENTITY FULL on the table, or correct shaping.keys",
+                "shaping.keys",
             )
         columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
         return replace(relation, columns=columns)
@@ -159,8 +163,8 @@ class Shaping:
             },
         )
 
-    def check_expressions(self, relation: Relation) -> None:
-        """Raise SettingsError where a filter or computed column does not fit the relation.
+    def check(self, relation: Relation) -> None:
+        """Raise SettingsError where key, partition or expressions do not fit the relation.
 
         `relation`: as the server describes it.
         """
@@ -171,15 +175,18 @@ class Shaping:
             self._check_outbox(relation)
             return
         identity = [column.name for column in relation.columns if column.key]
-        skipped = self._skipped(schema, table)
-        rules = self._rules(relation, None if {"u", "d"} <= skipped else identity)
+        told = None if {"u", "d"} <= self._skipped(schema, table) else identity
+        kept = self._kept(relation)
+        self._places(self.with_key(relation), kept, told)
+        rules = self._rules(relation, told)
         if rules is not None:
-            _with_computed(relation, self._kept(relation), rules.columns)
+            _with_computed(relation, kept, rules.columns)
 
     @property
-    def has_expressions(self) -> bool:
-        """Whether the settings have filters or computed columns."""
-        return bool(self._settings.filters or self._settings.computed)
+    def has_rules(self) -> bool:
+        """Whether the settings have keys, columns for partitions, filters or computed columns."""
+        found = self._settings
+        return bool(found.keys or found.partition_by or found.filters or found.computed)
 
     def _skipped(self, schema: str, table: str) -> frozenset[str]:
         return frozenset(
@@ -225,20 +232,27 @@ class Shaping:
         if isinstance(chosen, str):
             keyed = any(column.key for column in relation.columns)
             return () if keyed else tuple(names)
+        named = f"{relation.schema}.{relation.table}"
         for column in chosen:
-            if column not in names:
+            if column in names:
+                continue
+            if any(column == one.name for one in relation.columns):
+                what, hint = f"does not publish column {column}", "correct shaping.columns"
+            else:
                 near = difflib.get_close_matches(column, names, n=1)
-                raise _wrong(
-                    relation,
-                    f"has no published column {column}",
-                    (f"did you mean {near[0]}? " if near else "") + "correct shaping.partition_by",
+                what = f"has no published column {column}"
+                hint = (f"did you mean {near[0]}? " if near else "") + (
+                    f"where {named} has it, add it to the publication's column list"
                 )
+            what += ", which is to choose the partition"
+            raise _wrong(relation, what, f"{hint}; or correct {PARTITION_BY}", PARTITION_BY)
         if identity and (untold := {*chosen} - {*identity}):
             raise _wrong(
                 relation,
                 f"does not tell the old value of {min(untold)}, which is to choose the partition",
-                f"ALTER TABLE {relation.schema}.{relation.table} REPLICA IDENTITY FULL, or an index"
-                " that has it; or skip the table's updates and deletes (shaping.skip)",
+                f"ALTER TABLE {named} REPLICA IDENTITY FULL, or an index that has it; or skip the "
+                "table's updates and deletes (shaping.skip)",
+                PARTITION_BY,
             )
         return chosen
 
@@ -373,7 +387,10 @@ def _check_fields(
         )
 
 
-def _wrong(relation: Relation, what: str, hint: str) -> SettingsError:
+def _wrong(relation: Relation, what: str, hint: str, setting: str = "") -> SettingsError:
     return SettingsError(
-        f"{relation.schema}.{relation.table} {what}", operation="shape a table", hint=hint
+        f"{relation.schema}.{relation.table} {what}",
+        operation="shape a table",
+        subject=setting,
+        hint=hint,
     )

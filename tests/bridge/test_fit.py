@@ -1,0 +1,226 @@
+"""Settings against the tables: refused before the first change, with table, column and remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from schemas.errors import ExitCode, SettingsError
+from schemas.shaping import ShapingSettings
+from services.bridge.command import app
+from services.bridge.events.rows import partial_identities
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.pgoutput.messages import Relation, RelationColumn
+from services.bridge.recovery.fit import require_fitting, unfit
+from services.postgres.partitions import Partition
+from tests.bridge.conftest import NewBridge
+from tests.bridge.running import Bridge
+from tests.bridge.test_doctor import Examined
+from tests.bridge.test_partition_by import BY_TENANT, by_tenant, partitions_of
+from tests.bridge.test_placement import placement
+from tests.providers.interface import Provider
+
+NAMES = ("id", "tenant", "note")
+KEYED: dict[str, Any] = {"keys": {"public.t": ["tenant"]}}
+
+
+def relation(identity: str = "f", keys: tuple[str, ...] = NAMES) -> Relation:
+    columns = (RelationColumn(name, 25, -1, name in keys) for name in NAMES)
+    return Relation(7, "public", "t", identity, tuple(columns))
+
+
+def partition(name: str, identity: str, *columns: str) -> Partition:
+    return Partition(8, "public", name, identity, frozenset(columns))
+
+
+def errors(
+    settings: dict[str, Any], table: Relation, *partitions: Partition
+) -> list[SettingsError]:
+    shaping = Shaping(ShapingSettings.model_validate(settings), "bank")
+    return [*unfit(shaping, [table], {table.oid: partitions})]
+
+
+WHOLE, BY_KEY = partition("t1", "f", *NAMES), partition("t2", "d", "id")
+
+
+@pytest.mark.parametrize(
+    ("settings", "table", "partitions", "said", "hint"),
+    [
+        (BY_TENANT, relation(), (), "", ""),
+        (BY_TENANT, relation(), (WHOLE,), "", ""),
+        ({"partition_by": {"public.t": "row"}}, relation(), (BY_KEY,), "", ""),
+        ({"partition_by": {"public.t": ["id"]}}, relation(), (BY_KEY,), "", ""),
+        (
+            *({"partition_by": {"*.*": ["tenants"]}}, relation(), ()),
+            *("public.t has no published column tenants", "did you mean tenant?"),
+        ),
+        (
+            *({"partition_by": {"*.*": ["zzz"]}}, relation(), ()),
+            *("public.t has no published column zzz", "the publication's column list"),
+        ),
+        (
+            *(BY_TENANT | {"columns": {"*.*": {"exclude": ["ten*"]}}}, relation(), ()),
+            *("public.t does not publish column tenant", "correct shaping.columns"),
+        ),
+        (
+            *(BY_TENANT, relation("d", ("id",)), ()),
+            *("does not tell the old value of tenant", "ALTER TABLE public.t REPLICA IDENTITY"),
+        ),
+        (
+            *(BY_TENANT, relation(), (WHOLE, BY_KEY)),
+            *("in its partition public.t2", "ALTER TABLE public.t2 REPLICA IDENTITY FULL"),
+        ),
+        (BY_TENANT | {"skip": {"*.*": ["u", "d"]}}, relation(), (BY_KEY,), "", ""),
+        (BY_TENANT | {"exclude": ["public.t"]}, relation("d", ("id",)), (), "", ""),
+        (
+            *(KEYED, relation(), (BY_KEY,)),
+            *("key column tenant, in its partition public.t2", "ALTER TABLE public.t2 REPLICA"),
+        ),
+        (
+            *({"filters": {"*.*": "tenant == 'a'"}}, relation(), (WHOLE, BY_KEY)),
+            *("in its partition public.t2", "ALTER TABLE public.t2 REPLICA IDENTITY FULL"),
+        ),
+    ],
+)
+def test_new_settings_that_do_not_fit_are_refused_and_known_ones_told(
+    settings: dict[str, Any],
+    table: Relation,
+    partitions: tuple[Partition, ...],
+    said: str,
+    hint: str,
+) -> None:
+    found = errors(settings, table, *partitions)
+    assert [said in error.message for error in found] == ([True] if said else [])
+    assert [hint in error.hint for error in found] == ([True] if said else [])
+    assert all(error.subject.startswith("shaping.") for error in found)
+    assert all(error.exit_code == ExitCode.SETTINGS for error in found)
+    now = placement(settings)
+    require_fitting(found, now, now)
+    older: dict[str, str] = {}
+    for then in (None, placement({}), older):
+        if found and (then is None or then or "partition_by" in settings):
+            with pytest.raises(SettingsError):
+                require_fitting(found, then, now)
+        else:
+            require_fitting(found, then, now)
+
+
+def test_columns_that_are_left_out_later_are_refused() -> None:
+    settings = BY_TENANT | {"columns": {"*.*": {"exclude": ["tenant"]}}}
+    found = errors(settings, relation())
+    with pytest.raises(SettingsError, match=r"public\.t does not publish column tenant"):
+        require_fitting(found, placement(BY_TENANT), placement(settings))
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.booleans())
+def test_a_partition_is_partial_by_the_catalog_or_by_the_stream(
+    now: set[str], then: set[str], whole: bool
+) -> None:
+    """Its identity may have been another when the change was made that is now decoded."""
+    below = [partition("t1", "f" if whole else "i", *(NAMES if whole else now))]
+    sent = {8: relation("i", tuple(then))}
+    found = partial_identities(relation(), below, sent)
+    numbers = [{NAMES.index(name) for name in names} for names in (now, then)]
+    expected = numbers[1:] if whole else numbers
+    assert {*map(frozenset, found)} == {frozenset(one) for one in expected if one}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"shaping": BY_TENANT}, ""),
+        ({"shaping": {"partition_by": {"public.t": "row"}}}, ""),
+        ({"shaping": BY_TENANT | {"columns": {"*.*": {"exclude": ["tenant"]}}}}, "tenant"),
+        ({"shaping": BY_TENANT, "column_lists": {"public.t": ["id", "tenant"]}}, ""),
+        (
+            {"shaping": BY_TENANT, "column_lists": {"public.t": ["id", "tenants"]}},
+            "did you mean tenants?",
+        ),
+    ],
+)
+def test_check_config_tells_of_a_column_that_is_left_out(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    source: dict[str, Any] = {"conninfo": "host=h dbname=d", "slot": "s", "publication": "p"}
+    if lists := settings.get("column_lists"):
+        source |= {"tables": ["public.t"], "column_lists": lists}
+    file = tmp_path / "file.yaml"
+    file.write_text(yaml.safe_dump({"source": source, "shaping": settings["shaping"]}))
+    done = CliRunner().invoke(app, ["check-config", "--config", str(file)])
+    assert done.exit_code == (ExitCode.SETTINGS if said else ExitCode.OK), done.output
+    assert said in done.output
+
+
+def test_settings_that_do_not_fit_their_tables_end_the_bridge_before_the_first_change(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, tenant text, note text)")
+        connection.execute("CREATE PUBLICATION few FOR TABLE t (id, note)")
+        connection.execute("CREATE PUBLICATION all_columns FOR TABLE t")
+        for publication, parts in (
+            ("few", ("public.t has no published column tenant", "column list")),
+            ("all_columns", ("the old value of tenant", "ALTER TABLE public.t REPLICA IDENTITY")),
+        ):
+            bridge = new_bridge(conninfo, shaping=BY_TENANT, publication=publication)
+            finding = Examined(bridge).one("shaping-does-not-fit", "shaping.partition_by")
+            bridge.start()
+            assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
+            for part in parts:
+                assert part in bridge.output.splitlines()[-1]
+                assert part in finding["evidence"] + finding["change"]
+        row = connection.execute(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", [bridge.slot]
+        ).fetchone()
+        assert row == (0,), "a refused first start makes no slot"
+
+
+def _stopped(bridge: Bridge, code: ExitCode, *parts: str) -> None:
+    assert bridge.exit_code() == code, bridge.output
+    for part in parts:
+        assert part in bridge.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("settings", [BY_TENANT, KEYED], ids=["partition_by", "keys"])
+def test_a_partition_that_does_not_tell_old_values_is_refused_and_never_guessed(
+    settings: dict[str, Any], pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Partitions do not inherit a replica identity: the server says O, and NULL for each value."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for statement in (
+            "CREATE TABLE t (id int PRIMARY KEY, tenant text, note text) PARTITION BY RANGE (id)",
+            "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
+            "ALTER TABLE t REPLICA IDENTITY FULL",
+            "CREATE PUBLICATION root FOR TABLE t WITH (publish_via_partition_root)",
+        ):
+            connection.execute(statement)
+        bridge = new_bridge(conninfo, shaping=settings, publication="root")
+        assert Examined(bridge).one("partition-identity-differs")["subject"] == "public.t"
+        _stopped(bridge.start(), ExitCode.SETTINGS, "partition public.t1", "ALTER TABLE public.t1")
+        connection.execute("ALTER TABLE t1 REPLICA IDENTITY FULL")
+        assert not [name for name, _ in Examined(bridge).names() if name.startswith("partition-")]
+        bridge.start().streaming()
+        connection.execute("INSERT INTO t SELECT g, 'a', 'x' FROM generate_series(1, 9) g")
+        connection.execute("DELETE FROM t WHERE id = 7")
+        bridge.caught_up()
+        # A new partition, which is as its root before the bridge has read what it did until then.
+        bridge.kill()
+        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
+        connection.execute("INSERT INTO t VALUES (101, 'a', 'x'), (102, 'a', 'x')")
+        connection.execute("DELETE FROM t WHERE id IN (9, 102)")
+        connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
+        connection.execute("DELETE FROM t WHERE id IN (8, 101)")
+        _stopped(bridge.start(), ExitCode.UNDECODABLE, "public.t", "REPLICA IDENTITY FULL")
+    told = partitions_of(bridge, "t")
+    assert {place for place, *_ in told} == {by_tenant("a", 2)}
+    changes = [event for _, _, event in told if event is not None]
+    assert {event["op"] for event in changes[10:]} <= {"c"}, "no part of the transaction"
+    assert [event["op"] for event in changes[:10]] == ["c"] * 9 + ["d"]
+    assert changes[9]["before"] == {"id": 7, "tenant": "a", "note": "x"}
