@@ -39,6 +39,8 @@ _OFF = (
 )
 ASK_S = 3.0
 """A live server accepts a connection within this time."""
+LOOKS_MIN = 25
+"""So often is looked as well, before time proves anything: the machine may have stood still."""
 
 
 def perform(
@@ -197,8 +199,9 @@ def _ask_upstream(step: Step, cluster: Cluster, interruption: Interruption) -> N
     while link.ask(_receives) and time.monotonic() < until:
         time.sleep(POLL_S)
     _lead(step, cluster, away=False)
-    until = time.monotonic() + ASK_S
-    while time.monotonic() < until:
+    until, looks = time.monotonic() + ASK_S, 0
+    while time.monotonic() < until or looks < LOOKS_MIN:
+        looks += 1
         interruption.check()
         if link.ask(_receives):
             raise OperatorNeeded(

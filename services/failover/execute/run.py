@@ -18,7 +18,7 @@ from services.failover.checks.readiness import Readiness
 from services.failover.execute import perform_step
 from services.failover.execute.interruption import Interrupted, Interruption
 from services.failover.execute.journal import DONE, Journal
-from services.failover.execute.perform_step import POLL_S, TELL_S
+from services.failover.execute.perform_step import LOOKS_MIN, POLL_S, TELL_S
 from services.failover.execute.promotion_order import MayBePromoted, require_nothing_ordered
 from services.failover.model.view import Reach, View
 from services.failover.observe.cluster import Cluster
@@ -338,13 +338,14 @@ def plan_patiently(
     While somebody still hears a primary, observe again for up to _HEARD_S: the connection of one
     that has just died ends by itself.
     """
-    until = time.monotonic() + _HEARD_S
+    until, looks = time.monotonic() + _HEARD_S, 0
     told = 0.0
     while True:
         try:
             return planner(view, request), view
         except StillHeard as error:
-            if time.monotonic() > until:
+            looks += 1
+            if time.monotonic() > until and looks > LOOKS_MIN:
                 raise
             tells = time.monotonic() - told > TELL_S
             told = time.monotonic() if tells else told
