@@ -1,4 +1,4 @@
-"""Who races. Each reads one slot; all but pg_recvlogical write to the same broker, in JSON.
+"""Who races. Each reads one slot; all but pg_recvlogical write to the same broker.
 
 pg_recvlogical    -f /dev/null: what a C client of the same protocol reaches, without a sink
 slotbridge        slotbridge run: exactly-once, its settings' defaults
@@ -15,11 +15,13 @@ from typing import Any, Final, Protocol
 
 import yaml
 
+from benchmarks.race.formats import RacedFormat
 from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
 
 PUBLICATION: Final = "race"
 STOP_S: Final = 60.0
+JSON: Final = RacedFormat("json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +126,17 @@ class Slotbridge(_Spawned):
 
     name = "slotbridge"
 
-    def __init__(self, **bridge: Any) -> None:
+    def __init__(self, form: RacedFormat = JSON, **bridge: Any) -> None:
         super().__init__()
+        self._form = form
         self._bridge = bridge
 
     def launch(self, slot_copy: SlotCopy) -> None:
         """From a configuration file of its own."""
         path = slot_copy.bed.folder / f"{slot_copy.slot}.yaml"
+        form = self._form.of_bridge()
         document = {
+            **form,
             "source": {
                 "conninfo": slot_copy.conninfo,
                 "slot": slot_copy.slot,
@@ -141,6 +146,7 @@ class Slotbridge(_Spawned):
                 "bootstrap_servers": slot_copy.bed.kafka.bootstrap_servers,
                 "topic_prefix": slot_copy.prefix,
                 "partitions": 1,
+                **form["kafka"],
             },
             "snapshot": {"mode": "never"},
             "bridge": {

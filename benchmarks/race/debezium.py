@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.race.contenders import PUBLICATION, SlotCopy
+from benchmarks.race.contenders import JSON, PUBLICATION, SlotCopy
+from benchmarks.race.formats import RacedFormat
 from services.testbed.debezium import Connector, Debezium, DistributedDebezium
 
 BATCH: Final[Mapping[str, str | int]] = {
@@ -32,9 +33,14 @@ class DebeziumContender:
     name = "debezium"
     to_kafka = True
 
-    def __init__(self, producer: Mapping[str, str | int] | None = None) -> None:
+    def __init__(
+        self, producer: Mapping[str, str | int] | None = None, form: RacedFormat = JSON
+    ) -> None:
         self._connect: Debezium | None = None
-        self._producer = {**PRODUCER, **(producer or {})}
+        self._jars = form.jars
+        self._settings = {**PRODUCER, **(producer or {}), **form.of_worker()}
+        if len(self._jars) > 1:  # Apicurio's converters do not name themselves as plugins
+            self._settings["plugin.discovery"] = "hybrid_warn"
 
     def launch(self, slot_copy: SlotCopy) -> None:
         """Start the worker with its connector."""
@@ -73,7 +79,8 @@ class DebeziumContender:
             processes=slot_copy.bed.processes,
             name=f"{self.name}-{slot_copy.slot}",
             heap=HEAP,
-            settings=self._producer,
+            settings=self._settings,
+            jars=self._jars,
         )
 
 
@@ -99,5 +106,6 @@ class ExactlyOnceDebezium(DebeziumContender):
             processes=slot_copy.bed.processes,
             name=f"{self.name}-{slot_copy.slot}",
             heap=HEAP,
-            settings=self._producer,
+            settings=self._settings,
+            jars=self._jars,
         )

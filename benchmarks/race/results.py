@@ -15,6 +15,7 @@ from benchmarks.race.workload_run import Trial
 _COLUMNS: Final = (
     "workload",
     "contender",
+    "format",
     "trials",
     "rows/s",
     "MB/s",
@@ -29,19 +30,22 @@ OURS: Final = "slotbridge"
 
 
 def medians(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """One line for each contender, in their order; ratios are ours to it."""
-    names = list(dict.fromkeys(trial.contender for trial in trials))
+    """One line for each contender and format, in their order; ratios are ours in this format."""
+    names = list(dict.fromkeys((trial.contender, trial.form) for trial in trials))
     found = {}
     for name in names:
-        figures = [trial.figures() for trial in trials if trial.contender == name]
+        figures = [trial.figures() for trial in trials if (trial.contender, trial.form) == name]
         middle = {
             key: statistics.median(one[key] for one in figures)
             for key, value in figures[0].items()
             if isinstance(value, int | float)
         }
-        found[name] = {"contender": name, "trials": len(figures), **middle}
-    ours = found.get(OURS)
-    for line in found.values():
+        contender, form = name
+        head = {"contender": contender, "form": form, "trials": len(figures)}
+        found[name] = {**head, **middle}
+    first = next((line for (name, _), line in found.items() if name == OURS), None)
+    for (_, form), line in found.items():
+        ours = found.get((OURS, form)) if form else first
         if ours is not None:
             line["ours_rows_s_ratio"] = ours["rows_s"] / line["rows_s"]
             line["ours_cpu_ratio"] = line["cpu_s"] / ours["cpu_s"] if ours["cpu_s"] else 0.0
@@ -79,6 +83,7 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
                     [
                         key,
                         line["contender"],
+                        line["form"],
                         str(line["trials"]),
                         f"{line['rows_s']:,.0f}",
                         f"{line['mb_s']:.1f}",
@@ -110,10 +115,15 @@ def write(
     (folder / "race.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     (folder / "race.md").write_text(table(results), encoding="utf-8")
     groups = {
-        key: {line["contender"]: float(line["rows_s"]) for line in lines}
+        key: {_label(line): float(line["rows_s"]) for line in lines}
         for key, lines in results.items()
     }
     (folder / "race.svg").write_text(bars(groups, unit="rows/s"), encoding="utf-8")
+
+
+def _label(line: Mapping[str, Any]) -> str:
+    form = line["form"]
+    return f"{line['contender']} {form}" if form not in ("", "json") else str(line["contender"])
 
 
 def _row(cells: Iterable[str]) -> str:

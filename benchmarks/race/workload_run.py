@@ -37,7 +37,7 @@ WEIGH_S: Final = 3600.0
 _LOOK_S: Final = 0.01
 _LOOK_AT_KAFKA_S: Final = 0.1
 _WARM_UP_ROWS: Final = 400_000
-_WARM_UP_LAPS: Final = 18
+LAPS: Final = 18
 _START_S: Final = 120.0
 _TOPIC_S: Final = 60.0
 _TOPICS_AT_ONCE: Final = 1_000
@@ -45,7 +45,9 @@ _TOPICS_AT_ONCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one contender did with one copy of the load. `bytes`: of pgoutput's messages;
+    """What one contender did with one copy of the load.
+
+    `bytes`: of pgoutput's messages; `form`: the format of keys and values, "" for none;
     `busiest_thread_s`: CPU seconds of the contender's thread that has used most.
     """
 
@@ -58,6 +60,7 @@ class Trial:
     peak_mib: float
     walsender_cpu_s: float
     broker_cpu_s: float
+    form: str = "json"
 
     @property
     def rows_s(self) -> float:
@@ -138,8 +141,11 @@ class WorkloadRun:
             connection.execute(f"DROP DATABASE {self.dbname} WITH (FORCE)".encode())
             connection.execute("CHECKPOINT")
 
-    def trial(self, contender: Contender, *, timeout_s: float = 600.0) -> Trial:
-        """Race once. Raises RuntimeError when the contender ends early or takes too long."""
+    def trial(self, contender: Contender, *, form: str = "json", timeout_s: float = 600.0) -> Trial:
+        """Race once; `form`: the format in which the contender writes.
+
+        Raises RuntimeError when the contender ends early or takes too long.
+        """
         slot_copy = self._slot_copy()
         with self._topics(slot_copy, contender) as consumer, self._connect() as connection:
             await_rest(self._bed.kafka.pid)
@@ -175,6 +181,7 @@ class WorkloadRun:
             followed.peak_mib,
             metrics[1].cpu_s,
             metrics[2].cpu_s,
+            form if contender.to_kafka else "",
         )
 
     def _weigh(self) -> None:
@@ -283,11 +290,11 @@ class WorkloadRun:
         return psycopg.connect(self._conninfo, autocommit=True)
 
 
-def warm_up(place: Environment) -> None:
+def warm_up(place: Environment, laps: int = LAPS) -> None:
     """Trials that nobody counts: Java's compiler has done its work after seven million records."""
     run = WorkloadRun(place, "warm_up", narrow(ROWS_A_TRANSACTION, _WARM_UP_ROWS), _WARM_UP_ROWS)
     run.prepare()
-    for _ in range(_WARM_UP_LAPS):
+    for _ in range(laps):
         run.trial(Slotbridge())
     run.drop()
 

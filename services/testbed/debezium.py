@@ -87,7 +87,12 @@ class Debezium:
         heap: str = "512m",
         jvm_options: Sequence[str] = (),
         settings: Mapping[str, str | int] | None = None,
+        jars: Sequence[str] = ("debezium",),
     ) -> None:
+        """Note how to start it.
+
+        `settings`: of the worker; `jars`: groups of the lock file, in the class path's order.
+        """
         self.name = name
         self.folder = folder
         self.connectors = tuple(connectors)
@@ -96,6 +101,7 @@ class Debezium:
         self._java_home = java_home
         self._jvm_options = (*_JVM_OPTIONS, f"-Xmx{heap}", *jvm_options)
         self._settings = dict(settings or {})
+        self._class_path = ":".join(map(class_path, jars))
         self._worker: subprocess.Popen[bytes] | None = None
 
     @property
@@ -154,7 +160,7 @@ class Debezium:
             [
                 home / "bin" / "java",
                 *self._jvm_options,
-                *("-cp", class_path("debezium"), "org.apache.kafka.connect.cli.ConnectStandalone"),
+                *("-cp", self._class_path, "org.apache.kafka.connect.cli.ConnectStandalone"),
                 worker,
                 *files,
             ],
@@ -237,7 +243,7 @@ class DistributedDebezium(Debezium):
             [
                 home / "bin" / "java",
                 *self._jvm_options,
-                *("-cp", class_path("debezium"), main),
+                *("-cp", self._class_path, main),
                 worker,
             ],
             cwd=self.folder,

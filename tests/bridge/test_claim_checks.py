@@ -19,13 +19,13 @@ from schemas.errors import ExitCode
 from schemas.large_values import Reference, reference_of, truncation_of
 from services.bridge import failpoints
 from services.demo.copies import committed
+from services.testbed.registry import registry
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recover_process import recovered
 from tests.bridge.running import Bridge
 from tests.bridge.test_schema_registry import PARTS, READERS
 from tests.providers.interface import Provider
 from tests.providers.proxy import Proxy
-from tests.providers.registry import registry
 from tests.providers.waiting import eventually
 from tests.spark_consumers.object_storage import KEY, REGION, SECRET, ObjectStorage, object_storage
 

@@ -8,11 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from services.testbed.registry import Registry, registry
 from tests.bridge.running import Bridge
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker, Provider, Server
 from tests.providers.jdbc_sink import JdbcSink
-from tests.providers.registry import API, Registry, registry
 from tests.providers.waiting import eventually
 
 TABLES = """
@@ -72,8 +72,7 @@ def test_tables_stay_equal_through_changes_and_a_kill(
     run(target, TABLES)
     converter = JSON
     if form == "avro":
-        native = f"{schemas.url.removesuffix(API)}/apis/registry/v2"
-        converter = {**AVRO, ".apicurio.registry.url": native}
+        converter = {**AVRO, ".apicurio.registry.url": schemas.native_url}
     bridge = Bridge(
         *(tmp_path, source, kafka, fresh_database),
         formats={"key_format": form, "value_format": form},

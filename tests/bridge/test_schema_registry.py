@@ -24,6 +24,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from schemas.errors import ExitCode
 from services.bridge.events.formats.protobuf import message_class
 from services.demo.copies import committed
+from services.testbed.registry import API, Registry, registry
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
@@ -33,7 +34,6 @@ from tests.bridge.values.protobuf_reader import compiled, document
 from tests.bridge.values.test_debezium_schemas import FITTING
 from tests.bridge.values.two_publishers import fill, make_tables
 from tests.providers.interface import Broker, Provider
-from tests.providers.registry import API, Registry, registry
 from tests.providers.secured import Certificates
 from tests.providers.waiting import eventually
 

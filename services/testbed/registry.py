@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from services.testbed import jars
+from services.testbed import jars, procfs
 from services.testbed.java import find_java_home
 from services.testbed.ports import free_port, is_free
-from tests.providers.waiting import eventually
 
 API: Final = "/apis/ccompat/v7"
+_START_S: Final = 120.0
 _JAVA: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -27,8 +27,13 @@ class Registry:
         self._process: subprocess.Popen[bytes] | None = None
         (archive,) = jars.resolve("registry")
         with tarfile.open(archive) as content:
-            content.extractall(folder)
+            content.extractall(folder)  # noqa: S202 - its checksum is verified
         (self._jar,) = folder.glob("*-runner.jar")
+
+    @property
+    def native_url(self) -> str:
+        """Where its own API is, which its converters of Kafka Connect use."""
+        return f"http://127.0.0.1:{self._port}/apis/registry/v2"
 
     @property
     def url(self) -> str:
@@ -46,12 +51,12 @@ class Registry:
                 stdout=log,
                 stderr=log,
             )
-        eventually(
-            lambda: process.poll() is not None or not is_free(self._port),
-            what="the schema registry listens",
-            timeout_s=120,
+        procfs.wait_until(
+            lambda: process.poll() is not None or not is_free(self._port), timeout_s=_START_S
         )
-        assert process.poll() is None, self._log.read_text()[-3000:]
+        if process.poll() is not None or is_free(self._port):
+            said = self._log.read_text(encoding="utf-8", errors="replace")[-3000:]
+            raise RuntimeError(f"the schema registry does not listen:\n{said}")
         return self
 
     def freeze(self) -> None:
@@ -65,7 +70,7 @@ class Registry:
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Kill it."""
+        """Kill the registry's process, and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=30)
@@ -74,7 +79,7 @@ class Registry:
 
 @contextmanager
 def registry(folder: Path) -> Iterator[Registry]:
-    """A registry that runs, in an empty folder."""
+    """Run a registry in an empty folder."""
     made = Registry(folder)
     try:
         yield made.start()
