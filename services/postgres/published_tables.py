@@ -54,7 +54,8 @@ def published_tables(
 ) -> list[PublishedTable]:
     """Read the tables of the publication, or those of `oids` alone, from the catalogs.
 
-    No table is opened, so that nobody's lock is waited for.
+    A table is opened only where it has a row filter, which pg_get_expr writes: it waits for who has
+    locked the table, up to lock_timeout.
 
     Sources: pg_publication.c, pg_get_publication_tables; relcache.c, RelationGetIndexList;
     proto.c, logicalrep_write_typ.

@@ -37,17 +37,20 @@ def names(kind: Kind) -> list[str]:
 def text(kind: Kind, name: str) -> str:
     r"""Return one file. A script's `\ir` lines are replaced by the file that they name.
 
-    Raise SettingsError when there is no such file.
+    `name`: with or without the file's suffix. Raise SettingsError when there is no such file.
     """
-    stem = name.removesuffix(_ENDINGS[kind])
     known = {known.lower(): known for known in names(kind)}
-    if stem.lower() not in known:
+    stem = name.removesuffix(_ENDINGS[kind]).lower()
+    alike = [one for one in known if one.rpartition(".")[0] == stem]
+    if stem not in known and len(alike) == 1:
+        stem = alike[0]
+    if stem not in known:
         raise SettingsError(
             f"there is no {kind} file {name}",
             operation=f"read {kind}",
             hint=f"choose one of {', '.join(known.values())}",
         )
-    found = (_folder(kind) / f"{known[stem.lower()]}{_ENDINGS[kind]}").read_text(encoding="utf-8")
+    found = (_folder(kind) / f"{known[stem]}{_ENDINGS[kind]}").read_text(encoding="utf-8")
     if kind == "sql":
         return _INCLUDE.sub(lambda match: text("sql", match[1]).rstrip("\n"), found)
     return found

@@ -15,7 +15,12 @@ from schemas.naming import Naming
 from schemas.settings import BridgeSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.pgoutput.messages import Relation
-from services.bridge.recovery.placement import changed, placement_of, spreads_keyless
+from services.bridge.recovery.placement import (
+    changed,
+    placement_of,
+    spreads_keyless,
+    with_keyless_spread,
+)
 from services.bridge.sink.partition_ends import grown
 from services.bridge.snapshot.tables import PLACE, TableShape
 from services.bridge.start_checks import gathered
@@ -180,6 +185,8 @@ def test_tables_without_a_key_in_several_partitions_are_told() -> None:
     counts = {f"bank.public.{name}": 2 for name in "arkp"} | {"bank.public.b": 1}
     assert [*gathered(shapes, naming, lambda name: counts[name])] == ["public.a"]
     assert spreads_keyless(None) and spreads_keyless({}) and not spreads_keyless(by())
+    adopted = with_keyless_spread(placement({}))
+    assert spreads_keyless(adopted) and changed(adopted, placement({})) == []
 
 
 def test_a_record_of_an_older_release_is_read_and_not_judged() -> None:

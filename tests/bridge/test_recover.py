@@ -130,6 +130,15 @@ def test_a_slot_that_somebody_advanced(stopped: Bridge, conninfo: str) -> None:
 @pytest.mark.parametrize("lost", ["public.t", "progress"])
 def test_a_topic_that_is_lost(stopped: Bridge, conninfo: str, kafka: Broker, lost: str) -> None:
     bridge, name = stopped, f"{stopped.prefix}.{lost}"
+    without: tuple[str, ...] = ()
+    if lost == "progress":
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            bridge.start().streaming()
+            connection.execute("CREATE TABLE log (v int)")
+            connection.execute("INSERT INTO log VALUES (1)")
+            bridge.caught_up()
+            assert bridge.stop() == 0, bridge.output
+        without = ("--without", "public.log")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.delete_topics([name])[name].result(30)
     eventually(lambda: name not in bridge.topics(), what="the topic is gone", timeout_s=60)
@@ -138,9 +147,11 @@ def test_a_topic_that_is_lost(stopped: Bridge, conninfo: str, kafka: Broker, los
     forced = () if lost == "progress" else ("--force",)  # the bridge does not judge it
     if not forced:
         assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
-    done = recovered(bridge, *forced).tables["public.t"]
+    done = recovered(bridge, *forced, *without).tables["public.t"]
     assert done.created == (done.rows if lost == "public.t" else 5)
     assert_goes_on(bridge, conninfo)
+    told = [line for line in bridge.output.splitlines() if "tables without a key: " in line]
+    assert ["public.log" in line for line in told] == ([True] if without else [])
 
 
 def test_a_topic_without_its_first_events(stopped: Bridge, conninfo: str, kafka: Broker) -> None:

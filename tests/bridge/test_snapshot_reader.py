@@ -94,6 +94,19 @@ def test_a_transaction_that_began_before_its_table_joined_must_have_ended(
         assert row is not None and seen.xid > int(row[0])
 
 
+def test_a_locked_table_with_a_row_filter_is_told_and_ends_no_session(
+    make: Make, connection: Connection, pair: Provider, fresh_database: str
+) -> None:
+    connection.execute("ALTER PUBLICATION p SET TABLE t WHERE (id > 0)")
+    reader = make()
+    with psycopg.connect(pair.primary.conninfo(fresh_database)) as holder:
+        holder.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(NotNow, match="a published table with a row filter is locked"):
+            reader.inspect()
+        assert reader.connected
+    assert [shape.row_filter for shape in reader.inspect().shapes] == ["(id > 0)"]
+
+
 def test_nothing_is_written_on_a_server_that_takes_no_writes(
     make: Make, connection: Connection
 ) -> None:

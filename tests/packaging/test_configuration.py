@@ -152,6 +152,14 @@ def test_scripts_are_printed_whole() -> None:
     assert "one of failover_functions" in told
     assert slotbridge("docs", "operations")[1].startswith("# Operations")
     assert {"rejoin", "bridge.yaml", "systemd/slotbridge.service"} <= set(names("examples"))
+    program = slotbridge("examples", "consumer.py")
+    assert program[0] == 0 and "slotbridge.consumer" in program[1]
+    assert slotbridge("examples", "consumer") == program
+    assert slotbridge("examples", "systemd/slotbridge") == slotbridge(
+        "examples", "systemd/slotbridge.service"
+    )
+    code, told = slotbridge("examples", "consume")
+    assert code == ExitCode.SETTINGS and "consumer.py, failover.yaml" in told
     assert slotbridge("examples", "rejoin")[1].startswith("#!/bin/sh")
 
 

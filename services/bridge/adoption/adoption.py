@@ -47,7 +47,7 @@ from services.bridge.failpoints import reach
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.hanging_transactions import require_told
-from services.bridge.recovery.placement import placement_of
+from services.bridge.recovery.placement import placement_of, with_keyless_spread
 from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.start_check import StartCheck
@@ -353,7 +353,9 @@ class Adoption:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         witnesses = self._check.witnesses()
-        records = Records(self._source.slot, heartbeat, witnesses, self._placement)
+        records = Records(
+            self._source.slot, heartbeat, witnesses, with_keyless_spread(self._placement)
+        )
         stamp = last.stamp if last is not None else None
         known = (
             {"xid": stamp.xid, "commit_time_us": stamp.commit_time_us}

@@ -83,6 +83,14 @@ def spreads_keyless(then: Mapping[str, str] | None) -> bool:
     return then is None or PARTITION_BY not in then
 
 
+def with_keyless_spread(now: Mapping[str, str]) -> dict[str, str]:
+    """Return the digests of records by another program, with rows without a key in any partition.
+
+    The next start then names the tables whose rows go to other partitions.
+    """
+    return {name: digest for name, digest in now.items() if name != PARTITION_BY}
+
+
 def tell_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
     """Warn of settings that place rows elsewhere since the last progress record."""
     if then is None:

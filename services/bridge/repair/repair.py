@@ -216,7 +216,7 @@ class Repair:
 
     def _note(self, producer: TransactionalProducer, last: ProgressRecord | None) -> None:
         """Note the repair in Kafka, so that no bridge starts on the new slot before its end."""
-        beginning = self._record(self._check.witnesses(), Position(0, 0, 0))
+        beginning = self._record(last, self._check.witnesses(), Position(0, 0, 0))
         noted = {"repairing": True, "ahead_lsn": 0, "ts_ms": beginning.ts_ms}
         producer.commit((last or beginning).model_copy(update=noted))
 
@@ -297,12 +297,15 @@ class Repair:
         if self._claim_checks is not None:
             self._claim_checks.require_stored()
         producer.commit(
-            self._record(seen, Position(self._baseline.commit_lsn, self._baseline.lsn, 0))
+            self._record(last, seen, Position(self._baseline.commit_lsn, self._baseline.lsn, 0))
         )
         reach("recover committed")
         return done
 
-    def _record(self, seen: Witnesses, position: Position) -> ProgressRecord:
+    def _record(
+        self, last: ProgressRecord | None, seen: Witnesses, position: Position
+    ) -> ProgressRecord:
+        """Make a record that tells how rows were placed until now: the next start compares."""
         heartbeat = Heartbeat(
             self._source.slot,
             interval_ms=self._bridge.heartbeat_interval_ms,
@@ -312,7 +315,8 @@ class Repair:
             *(self._source.slot, heartbeat, seen, self._placement),
             reads_rows=self.snapshot.reads_all,
         )
-        return records.at(position, {})
+        placement = None if last is None else last.placement
+        return records.at(position, {}).model_copy(update={"placement": placement})
 
 
 def _reads_rows(record: ProgressRecord | None, topics: Topics) -> bool:

@@ -7,10 +7,13 @@ behind its last commit.
 
 from typing import Final, LiteralString, NamedTuple
 
+import psycopg
+
 from schemas.lsn import format_lsn
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.snapshot.places import Place
 from services.bridge.snapshot.row_reader import (
+    LOCK_MS,
     AnotherServer,
     NotNow,
     RowReader,
@@ -19,7 +22,7 @@ from services.bridge.snapshot.row_reader import (
 from services.bridge.snapshot.tables import TableShape
 from services.bridge.snapshot.visibility import Sight
 from services.postgres.publications import unpublished_changes
-from services.postgres.published_tables import published_tables
+from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server, setting, written_lsn
 
@@ -79,13 +82,14 @@ class SnapshotReader(RowReader):
         """Read what the publication has now, then take an xid.
 
         In this order: what was committed to a table before it joined is not published, so that it
-        must have ended before rows are read. Raise NotNow where the server takes no writes.
+        must have ended before rows are read. Raise NotNow where the server takes no writes, and
+        where somebody has locked a table whose row filter is to be read.
         `beginning`: that of the slot, where tables without a key are read.
         """
         self._open_again()
         places: dict[int, Place] = {}
+        found = self._published()
         with self._statement("inspect the published tables"):
-            found = published_tables(self._marks, self._publication)
             unpublished = unpublished_changes(self._marks, self._publication)
             if beginning is not None:
                 keyless = [one.oid for one in found if not one.key]
@@ -98,6 +102,15 @@ class SnapshotReader(RowReader):
         shapes = [shape_of(one) for one in found]
         unreadable = frozenset(oid for (oid,) in denied)
         return Inspection(shapes, estimates, int(row[0]), places, unpublished or (), unreadable)
+
+    def _published(self) -> list[PublishedTable]:
+        try:
+            with self._statement("inspect the published tables"):
+                return published_tables(self._marks, self._publication)
+        except NotNow as reason:
+            if isinstance(reason.__cause__, psycopg.errors.LockNotAvailable):
+                raise NotNow(f"a published table with a row filter is locked: {reason}") from reason
+            raise
 
     def mark(self, token: str) -> int:
         """Write `token` into the WAL and flush it; return where its record ends.
@@ -148,7 +161,7 @@ class SnapshotReader(RowReader):
 
     @property
     def _options(self) -> list[str]:
-        return [*super()._options, "-c synchronous_commit=local"]
+        return [*super()._options, f"-c synchronous_commit=local -c lock_timeout={LOCK_MS}"]
 
     def _require_the_server(self, connection: Connection) -> None:
         """Raise AnotherServer unless the connection is with the server that is streamed from."""
