@@ -28,9 +28,10 @@ class SchemaEvent(Contract, extra="ignore"):
     """A table as its events from (`commit_lsn`, `seq`) on have it; `before` is null the first time.
 
     Another `oid` under the same name is another table: what was under that name before is renamed
-    or dropped. The same `oid` under another name is the same table, renamed. The fields from
-    `attnum_max` on are for the bridge, to compare with later. Fields that tell nothing are left
-    out, unknown ones are ignored.
+    or dropped. The same `oid` under another name is the same table, renamed. A column is the same
+    as one of another shape if it has its number in pg_attribute. The fields from `attnum_max` on
+    are for the bridge, to compare with later. Fields that tell nothing are left out, unknown ones
+    are ignored.
     """
 
     schema_: str = Field(alias="schema")
@@ -48,6 +49,10 @@ class SchemaEvent(Contract, extra="ignore"):
     """Added column -> the JSON form that it has in the rows that were there."""
     unsent: list[str] = Field([])
     """Columns of whose values in the rows that were there no event tells."""
+    attnums_before: list[int] = Field([])
+    """pg_attribute.attnum of each column of `before`, 0 where it is not certain."""
+    attnums: list[int] = Field([])
+    """pg_attribute.attnum of each column of `after`, 0 where it is not certain."""
     attnum_max: int = 0
     relfilenode: int = 0
     publication: str = ""

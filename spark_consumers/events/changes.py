@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_consumers.events.columns import ColumnShape, available, mentions_unavailable, typed
-from spark_consumers.events.shape import CommitPosition, Shape, filled, renamed
+from spark_consumers.events.shape import CommitPosition, Shape, filled, survivors_of
 from spark_consumers.sql import literal, literals, quoted
 
 REFUSED = "slottables refuses"
@@ -302,17 +302,9 @@ def _aligned(rows: DataFrame, shapes: Sequence[Shape], *, as_events: bool) -> Da
     names = {name: name for name in shapes[0].names}
     added: dict[str, str] = {}
     for old, new in pairwise(shapes):
-        changes = renamed(old, new)
-        names = {
-            first: changes.get(name, name)
-            for first, name in names.items()
-            if changes.get(name, name) in new.names
-        }
-        added = {
-            changes.get(name, name): value
-            for name, value in added.items()
-            if changes.get(name, name) in new.names
-        }
+        kept = survivors_of(old, new)
+        names = {first: kept[name] for first, name in names.items() if name in kept}
+        added = {kept[name]: value for name, value in added.items() if name in kept}
         if not as_events:
             columns = dict(zip(new.names, new.columns, strict=True))
             found = filled(old, new).items()

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from schemas.column_identity import NumberedColumn, survivors
 from schemas.naming import schema_and_table
 from schemas.schema_events import Column, SchemaEvent
 from spark_consumers.events.columns import ColumnShape
@@ -43,6 +44,10 @@ class Shape:
     """Columns of whose values in the rows that were there no event tells."""
     former: tuple[str, ...] = field(default=(), compare=False)
     """The names, now, of the columns that the event before had."""
+    attnums: tuple[int, ...] = field(default=(), compare=False)
+    """The columns' numbers in pg_attribute, 0 where one is not certain."""
+    added: tuple[str, ...] = field(default=(), compare=False)
+    """Columns that the event tells to be other ones than there were before it."""
 
     @classmethod
     def from_event(cls, event: SchemaEvent) -> "Shape":
@@ -50,8 +55,15 @@ class Shape:
         since = CommitPosition(event.commit_lsn, event.seq)
         missing = tuple((name, _text(form)) for name, form in event.missing.items())
         shape = cls._of(event, event.after, event.oid, since)
-        shape = replace(shape, missing=missing, unsent=tuple(event.unsent))
-        return replace(shape, former=names_after(cls.before(event), shape))
+        had = {column.name for column in event.before or ()}
+        shape = replace(
+            shape,
+            missing=missing,
+            unsent=tuple(event.unsent),
+            attnums=tuple(event.attnums),
+            added=(*event.missing, *(name for name in event.unsent if name not in had)),
+        )
+        return replace(shape, former=tuple(survivors_of(cls.before(event), shape).values()))
 
     @classmethod
     def before(cls, event: SchemaEvent) -> "Shape":
@@ -59,7 +71,8 @@ class Shape:
 
         The oid is unknown, hence 0.
         """
-        return cls._of(event, event.before or (), 0, START)
+        shape = cls._of(event, event.before or (), 0, START)
+        return replace(shape, attnums=tuple(event.attnums_before))
 
     @classmethod
     def _of(
@@ -75,12 +88,15 @@ class Shape:
         schema, table = schema_and_table(name)
         columns = tuple(ColumnShape(*column) for column in document["columns"])
         key = tuple(column.name for column in columns if column.key)
-        return cls(schema, table, columns, key, document["oid"], CommitPosition(*document["since"]))
+        since = CommitPosition(*document["since"])
+        attnums = tuple(document.get("attnums", ()))
+        return cls(schema, table, columns, key, document["oid"], since, attnums=attnums)
 
     def document(self) -> dict[str, Any]:
         """Return the shape as JSON, to keep with the table."""
         columns = [[c.name, c.type, c.typmod, c.key] for c in self.columns]
-        return {"columns": columns, "oid": self.oid, "since": list(self.since)}
+        found = {"columns": columns, "oid": self.oid, "since": list(self.since)}
+        return found | ({"attnums": list(self.attnums)} if self.attnums else {})
 
     @property
     def name(self) -> str:
@@ -102,6 +118,15 @@ class Shape:
         """Where in `columns` the key's columns are."""
         return tuple(self.names.index(name) for name in self.key)
 
+    def numbered(self) -> list[NumberedColumn]:
+        """Return the columns, in order, as schemas.column_identity compares them."""
+        known = len(self.attnums) == len(self.columns)
+        numbers = self.attnums if known else (0,) * len(self.columns)
+        return [
+            NumberedColumn(column.name, (column.type, column.typmod), number)
+            for column, number in zip(self.columns, numbers, strict=True)
+        ]
+
     def another_table(self, other: "Shape") -> bool:
         """Tell whether `other` is the shape of another table under the same name."""
         return bool(self.oid and other.oid and self.oid != other.oid)
@@ -121,7 +146,7 @@ def filled(before: Shape, after: Shape) -> dict[str, str]:
     """
     if before.another_table(after):
         return {}
-    there = names_after(before, after)
+    there = survivors_of(before, after).values()
     return {name: text for name, text in after.missing if name not in there}
 
 
@@ -130,34 +155,25 @@ def untold(before: Shape, after: Shape) -> Sequence[str]:
 
     Also those that an event between the two has added, which the compacted topic has lost.
     """
-    there = names_after(before, after)
+    there = survivors_of(before, after).values()
     lost = [] if before.another_table(after) else [n for n in after.former if n not in there]
     return [*after.unsent, *(name for name in lost if name not in after.unsent)]
 
 
-def renamed(before: Shape, after: Shape) -> dict[str, str]:
-    """Old name -> new name of the columns that were renamed from one shape to the next.
+def survivors_of(before: Shape, after: Shape) -> dict[str, str]:
+    """Return the columns that are there before and after a change of shape: name -> name after.
 
-    The events tell names and types by place: a column is taken for renamed where all others are
-    the same, in the same places, and its type is. The bridge tells by name those that were added.
+    Of another table under the same name, these are the columns of the same names.
     """
-    if len(before.columns) != len(after.columns) or before.another_table(after):
-        return {}
-    pairs = list(zip(before.columns, after.columns, strict=True))
-    if any((a.type, a.typmod) != (b.type, b.typmod) and a.name != b.name for a, b in pairs):
-        return {}
-    changed = {a.name: b.name for a, b in pairs if a.name != b.name}
-    kept = {a.name for a, b in pairs if a.name == b.name}
-    added = {*dict(after.missing), *after.unsent}
-    if not set(changed.values()).isdisjoint({*kept, *changed, *added}):
-        return {}
-    return changed
+    if before.another_table(after):
+        return {name: name for name in before.names if name in after.names}
+    told = {*dict(after.missing), *after.unsent}
+    return survivors(before.numbered(), after.numbered(), added=after.added, not_renamed=told)
 
 
-def names_after(before: Shape, after: Shape) -> tuple[str, ...]:
-    """Return the names of the columns of `before` as they are in `after`."""
-    names = renamed(before, after)
-    return tuple(names.get(name, name) for name in before.names)
+def renamed(before: Shape, after: Shape) -> dict[str, str]:
+    """Old name -> new name of the columns that were renamed from one shape to the next."""
+    return {old: new for old, new in survivors_of(before, after).items() if old != new}
 
 
 def replacements(shapes: Sequence[Shape]) -> list[CommitPosition]:

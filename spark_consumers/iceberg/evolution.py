@@ -22,10 +22,10 @@ from pyspark.sql import types as T
 
 from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
-from spark_consumers.events.shape import CommitPosition, Shape, renamed
+from spark_consumers.events.shape import CommitPosition, Shape, survivors_of
 from spark_consumers.iceberg import catalog, fills
 from spark_consumers.iceberg.fills import Fill
-from spark_consumers.iceberg.layout import Layout, layout_of
+from spark_consumers.iceberg.layout import Field, Layout, layout_of
 
 log = structlog.get_logger()
 
@@ -58,44 +58,49 @@ def needed(
 
     Raise SetupError for a change that the settings don't allow. Pure.
     """
-    names = set(existing)
-    renames, drops, adds, widened = [], [], [], []
-    source = {} if replaced else renamed(old.shape, new.shape)
-    of_old = {
-        source.get(old.shape.names[f.source_index], old.shape.names[f.source_index]): f
-        for f in old.fields
-    }
-    of_new = {new.shape.names[f.source_index]: f for f in new.fields}
-
-    def set_aside(name: str) -> None:
-        number = next(n for n in range(1, 10_000) if f"{name}__old{n}" not in names)
-        renames.append((name, f"{name}__old{number}"))
-        names.discard(name)
-        names.add(f"{name}__old{number}")
-
-    for column, field in of_old.items():
-        after = of_new.get(column)
+    there = frozenset(existing)
+    names = set(there)
+    renames: dict[str, str] = {}
+    drops, adds, widened = [], [], []
+    kept = survivors_of(old.shape, new.shape)
+    of_old = {kept.get(name): field for name, field in _by_column(old).items()}
+    of_new = _by_column(new)
+    for name, field in _by_column(old).items():
+        column = kept.get(name)
+        after = None if column is None else of_new.get(column)
         if after is None:
             if settings.on_dropped_column == "drop" or replaced:
                 drops.append(field.name)
-                names.discard(field.name)
         elif not _widens(field.type, after.type):
             if not replaced:
-                _allow(settings, old.shape, column, field.type, after.type)
-            set_aside(field.name)
+                _allow(settings, old.shape, name, field.type, after.type)
+            renames[field.name] = _set_aside(field.name, names)
             adds.append((after.name, after.type.simpleString()))
         else:
             if field.name != after.name:
-                renames.append((field.name, after.name))
+                renames[field.name] = after.name
             if field.type != after.type:
                 widened.append((after.name, after.type.simpleString()))
-    renaming = {name for name, _ in renames}
-    for column, field in of_new.items():
-        if column not in of_old:
-            if field.name in names and field.name not in renaming:
-                set_aside(field.name)
-            adds.append((field.name, field.type.simpleString()))
-    return Changes(tuple(renames), tuple(drops), tuple(adds), tuple(widened))
+    adds += [
+        (field.name, field.type.simpleString())
+        for column, field in of_new.items()
+        if column not in of_old
+    ]
+    for name in [*renames.values(), *dict(adds)]:
+        if name in there and name not in renames and name not in drops:
+            renames[name] = _set_aside(name, names)
+    return Changes(tuple(renames.items()), tuple(drops), tuple(adds), tuple(widened))
+
+
+def _by_column(layout: Layout) -> dict[str, Field]:
+    return {layout.shape.names[field.source_index]: field for field in layout.fields}
+
+
+def _set_aside(name: str, names: set[str]) -> str:
+    """Return another name for a column, and add it to `names`, all those of the Iceberg table."""
+    found = next(f"{name}__old{n}" for n in range(1, 10_000) if f"{name}__old{n}" not in names)
+    names.add(found)
+    return found
 
 
 def evolve(
@@ -118,12 +123,8 @@ def evolve(
         catalog.require_known(table, identifier, known)
         another = before.another_table(after)
         old, new = Layout(before, layout_of(settings, after).rule), layout_of(settings, after)
-        if before.key != after.key and not another and _renamed_key(before, after) != after.key:
-            _refuse(
-                before,
-                f"the key was {', '.join(before.key) or 'none'} and is "
-                f"{', '.join(after.key) or 'none'}",
-            )
+        if not another:
+            _require_key(before, after)
         existing = [str(column.name()) for column in table.schema().columns()]
         changes = needed(settings, old, new, existing, replaced=another)
         kept = unfilled(old, new, changes, kept)
@@ -193,9 +194,15 @@ def _commit(
     transaction.commitTransaction()
 
 
-def _renamed_key(before: Shape, after: Shape) -> tuple[str, ...]:
-    names = renamed(before, after)
-    return tuple(names.get(name, name) for name in before.key)
+def _require_key(before: Shape, after: Shape) -> None:
+    """Raise SetupError where the key has other columns than before."""
+    kept = survivors_of(before, after)
+    if after.key == tuple(kept.get(name) for name in before.key):
+        return
+    was, now = (", ".join(key) or "none" for key in (before.key, after.key))
+    if was == now:
+        _refuse(before, f"the key {now} has another column of that name than before")
+    _refuse(before, f"the key was {was} and is {now}")
 
 
 def _widens(old: T.DataType, new: T.DataType) -> bool:

@@ -275,6 +275,23 @@ def test_what_tells_of_slottables_needs_no_spark(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_tests_of_other_services_need_no_spark() -> None:
+    """`make pythons` runs them in an environment without it, for every Python."""
+    own = ROOT / "tests" / "spark_consumers"
+    found = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if not path.is_relative_to(own) and "spark_consumers" in path.read_text(encoding="utf-8")
+    ]
+    assert found
+    hidden = "sys.modules.update(dict.fromkeys(('pyspark', 'py4j', 'pyarrow'), None))"
+    code = f"import sys, importlib; {hidden}; [importlib.import_module(n) for n in {found}]"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def pure_modules() -> list[str]:
     """PURE, a package as all of its modules."""
     names = [name for name, _ in modules()]

@@ -13,6 +13,9 @@ it is today, which may be long after the change that is being decoded. What is c
     PostgreSQL did write into the rows)
 
 A column of another type is `unsent` where the table was rewritten: USING may have changed values.
+Columns are told apart by their numbers in pg_attribute (schemas.column_identity), of which the same
+is certain: a column that was touched since has none, unless the last schema event has it by that
+name.
 """
 
 import hashlib
@@ -20,6 +23,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from schemas.column_identity import NumberedColumn, survivors
 from schemas.schema_events import Column, SchemaEvent
 from services.postgres.stored_columns import StoredColumn, StoredColumns
 
@@ -31,18 +35,20 @@ _XIDS: Final = 2**32
 class MissingValues(NamedTuple):
     """The fields of a SchemaEvent that tell of rows that were there.
 
-    `attnum_max` of pg_attribute, `relfilenode`: 0 where not known. `publication`: by which rows of
-    the catalogs it sent all columns; empty where that is not known, or it did not.
+    `attnums`: of the columns now, `attnum_max` of pg_attribute, `relfilenode`: 0 where not known.
+    `publication`: by which rows of the catalogs it sent all columns; empty where that is not known,
+    or it did not.
     """
 
     missing: dict[str, Any]
     unsent: list[str]
+    attnums: list[int]
     attnum_max: int
     relfilenode: int
     publication: str
 
 
-NOTHING: Final = MissingValues({}, [], 0, 0, "")
+NOTHING: Final = MissingValues({}, [], [], 0, 0, "")
 
 
 def missing_values(
@@ -60,18 +66,19 @@ def missing_values(
     `xid`: the transaction being decoded.
     """
     stored = {column.name: column for column in found.columns} if found else {}
-    in_places = _in_places(before, after)
-    places = {new.name for _, new in in_places}
-    added, retyped = _changes(before, after, in_places, stored)
+    places = {new.name for _, new in _in_places(before, after)}
     if found is None:
-        return MissingValues({}, [*added, *retyped], 0, 0, "")
+        added, retyped, _ = _changes(before, after, [0] * len(after), stored)
+        return MissingValues({}, [*added, *retyped], [], 0, 0, "")
 
     def since(changed_by: int) -> bool:
-        return 0 < (changed_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
+        return _since(found, xid, changed_by)
 
     def untouched(column: StoredColumn) -> bool:
         return not any(map(since, column.changed_by))
 
+    attnums = certain_attnums(before, after, found, xid)
+    added, retyped, mixed_up = _changes(before, after, attnums, stored)
     whole = not found.publication.listed and not any(map(since, found.publication.changed_by))
     publication = ""
     if whole:
@@ -79,16 +86,18 @@ def missing_values(
     publication_same = before is not None and publication == before.publication != ""
     same_file = before is not None and 0 < before.relfilenode == found.relfilenode
     rewritten = found.rewritten and not same_file
+    numbered = before is not None and 0 not in [*before.attnums, *attnums] and before.attnums != []
     missing: dict[str, Any] = {}
-    unsent: list[str] = [name for name in retyped if rewritten]
+    unsent = [*mixed_up, *(name for name in retyped if rewritten and name not in mixed_up)]
     for name in added:
         column = stored.get(name)
         new = column is not None and _is_new(column, before) and publication_same
         if column is None or not new or column.mixed or not untouched(column):
             unsent.append(name)
         elif column.missing is None:
-            # In the place of another it would be taken for renamed, if it were not named.
-            unsent += [name] if rewritten or name in places else []
+            # In the place of another, or by its name, it would be taken for that one.
+            taken = not numbered and (name in places or name in _names(before))
+            unsent += [name] if rewritten or taken else []
         else:
             text = encode(name, column.missing.encode())
             if text is None:
@@ -97,7 +106,43 @@ def missing_values(
                 missing[name] = json.loads(text)
     numbers = [c.attnum for c in found.columns if c.name in served or untouched(c)]
     relfilenode = 0 if since(found.table_changed_by) else found.relfilenode
-    return MissingValues(missing, unsent, max(numbers, default=0), relfilenode, publication)
+    highest = max(numbers, default=0)
+    return MissingValues(missing, unsent, attnums, highest, relfilenode, publication)
+
+
+def certain_attnums(
+    before: SchemaEvent | None, after: Sequence[Column], found: StoredColumns, xid: int
+) -> list[int]:
+    """Return the columns' numbers in pg_attribute, 0 where one is not certain to be of then.
+
+    Arguments as of `missing_values`.
+    """
+    known = dict(zip(_names(before), before.attnums, strict=False)) if before else {}
+    stored = {column.name: column for column in found.columns}
+
+    def number(name: str) -> int:
+        column = stored.get(name)
+        if column is None:
+            return 0
+        touched = any(_since(found, xid, changed_by) for changed_by in column.changed_by)
+        return 0 if touched and known.get(name) != column.attnum else column.attnum
+
+    return [number(column.name) for column in after]
+
+
+def renumbered(before: SchemaEvent, found: StoredColumns | None, xid: int) -> bool:
+    """Tell whether a column is another one than before, with the same name and type."""
+    if found is None:
+        return False
+    numbers = certain_attnums(before, before.after, found, xid)
+    return any(
+        old and new and old != new for old, new in zip(before.attnums, numbers, strict=False)
+    )
+
+
+def _since(found: StoredColumns, xid: int, changed_by: int) -> bool:
+    """Tell whether a transaction of the catalog's rows came after the transaction `xid`."""
+    return 0 < (changed_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
 
 
 def _in_places(
@@ -134,33 +179,57 @@ def _is_new(column: StoredColumn, before: SchemaEvent | None) -> bool:
 def _changes(
     before: SchemaEvent | None,
     after: Sequence[Column],
-    in_places: Sequence[tuple[Column, Column]],
+    attnums: Sequence[int],
     stored: Mapping[str, StoredColumn],
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the columns that were added, and those that have another type.
+) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Return the columns that were added, those of another type, and those that are uncertain.
 
-    Columns in the places of others are renamed, unless the catalog has one that is new, or still
-    has the other one. `slottables` takes them for renamed if none is told (its events/shape.py).
+    Without numbers, columns in the places of others are renamed, unless the catalog has one that is
+    new, or still has the other one. `slottables` takes them for renamed if none is told. Columns
+    are uncertain if they have other places among the others than before, which none gets.
     """
     if before is None:
-        return (), ()
-    types = {column.name: (column.type_oid, column.typmod) for column in before.after}
-    added = [column.name for column in after if column.name not in types]
-
-    def was_there(name: str) -> bool:
-        column = stored.get(name)
-        return column is not None and 0 < column.attnum <= before.attnum_max
+        return (), (), ()
+    old, new = _numbered(before.after, before.attnums), _numbered(after, attnums)
+    names = {column.name for column in before.after}
 
     def is_other(name: str) -> bool:
         column = stored.get(name)
         hidden = hidden_name(before.oid, name) in before.left_out
         return hidden or (column is not None and _is_new(column, before))
 
-    if in_places and not any(was_there(old.name) or is_other(new.name) for old, new in in_places):
-        added = []
-    retyped = [
-        column.name
-        for column in after
-        if types.get(column.name, ()) not in ((), (column.type_oid, column.typmod))
+    def was_there(column: NumberedColumn) -> bool:
+        found = stored.get(column.name)
+        return found is not None and 0 < found.attnum <= before.attnum_max
+
+    others = {c.name for c in new if c.attnum and is_other(c.name) and c.name in names}
+    listed = any(map(was_there, (c for c in old if c.name not in {n.name for n in new})))
+    not_renamed = {c.name for c in new if listed or is_other(c.name)}
+    kept = survivors(old, new, added=others, not_renamed=not_renamed)
+    types = {column.name: column.type for column in new}
+    retyped = [kept[c.name] for c in old if c.name in kept and types[kept[c.name]] != c.type]
+    added = [column.name for column in after if column.name not in kept.values()]
+    return added, retyped, _out_of_order(old, new, kept)
+
+
+def _out_of_order(
+    old: Sequence[NumberedColumn], new: Sequence[NumberedColumn], kept: Mapping[str, str]
+) -> Sequence[str]:
+    """Return the columns, if any has another place among them, that their names alone tell."""
+    names = [column.name for column in new]
+    pairs = [(c, new[names.index(kept[c.name])]) for c in old if c.name in kept]
+    places = [names.index(after.name) for _, after in pairs]
+    unsure = [after.name for before, after in pairs if not (before.attnum and after.attnum)]
+    return unsure if places != sorted(places) else ()
+
+
+def _numbered(columns: Sequence[Column], attnums: Sequence[int]) -> list[NumberedColumn]:
+    numbers = [*attnums] if len(attnums) == len(columns) else [0] * len(columns)
+    return [
+        NumberedColumn(column.name, (column.type_oid, column.typmod), number)
+        for column, number in zip(columns, numbers, strict=True)
     ]
-    return added, retyped
+
+
+def _names(event: SchemaEvent | None) -> Sequence[str]:
+    return [column.name for column in event.after] if event is not None else ()

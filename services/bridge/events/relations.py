@@ -18,7 +18,7 @@ from services.bridge.events.description import Described
 from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, settled
-from services.bridge.events.missing_values import MissingValues, missing_values
+from services.bridge.events.missing_values import MissingValues, missing_values, renumbered
 from services.bridge.events.rows import encoder_of
 from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.large_values import Deposit, limits
@@ -94,8 +94,15 @@ class Relations:
         form = PLAIN if self._formats is None else self._formats.of(plan)
         tell = partial(self._told, plan, served, stamp.xid)
         left_out = served - {column.name for column in plan.relation.columns}
-        event = self._shapes.change(plan.relation, stamp, seq, tell, left_out=left_out)
+        differs = partial(self._differs, plan.relation.oid, stamp.xid)
+        event = self._shapes.change(
+            plan.relation, stamp, seq, tell, left_out=left_out, differs=differs
+        )
         return Described(plan, event, certain, form, below)
+
+    def _differs(self, oid: int, xid: int, before: SchemaEvent) -> bool:
+        """Tell whether the catalog has another column under a name of the last schema event."""
+        return before.attnums != [] and renumbered(before, self._primary.stored_columns(oid), xid)
 
     def _told(
         self,

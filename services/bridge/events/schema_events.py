@@ -46,11 +46,13 @@ class Shapes:
         tell: Tell = lambda *_: NOTHING,
         *,
         left_out: Collection[str] = (),
+        differs: Callable[[SchemaEvent], bool] = lambda _: False,
     ) -> Event | None:
         """Return the schema event that `relation` calls for at `seq`, None when nothing changed.
 
         `tell` is asked for what it says of the rows that were there. `left_out`: columns that the
-        server sends and settings leave out.
+        server sends and settings leave out. `differs` is asked where nothing has changed, so far as
+        names and types tell: a column may have been dropped and added again.
         """
         columns = [
             Column(
@@ -68,7 +70,7 @@ class Shapes:
         before = self._known.get(key)
         if before is not None:
             told = (before.oid, before.after, before.replica_identity, before.left_out)
-            if told == (relation.oid, columns, identity, hidden):
+            if told == (relation.oid, columns, identity, hidden) and not differs(before):
                 return None
         same_table = before is not None and before.oid == relation.oid
         found = tell(before if same_table else None, columns)
@@ -84,6 +86,8 @@ class Shapes:
             after=columns,
             missing=found.missing,
             unsent=found.unsent,
+            attnums_before=before.attnums if before is not None and same_table else [],
+            attnums=found.attnums,
             attnum_max=found.attnum_max,
             relfilenode=found.relfilenode,
             publication=found.publication,
