@@ -76,3 +76,28 @@ def test_a_column_that_was_not_published(
         connection.execute(b"ALTER TABLE t ADD d int DEFAULT 6; INSERT INTO t VALUES (4)")
         assert (last().missing["d"], "d" in last().unsent) == (6, False)
         assert bridge.stop() == 0, bridge.output
+
+
+def test_large_defaults_do_not_stop_the_bridge(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """One value, and all of one event together: Kafka would refuse it again at each start."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    bridge = new_bridge(conninfo, on_refused="dead_letter")
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(b"CREATE TABLE t (id int PRIMARY KEY)")
+        bridge.start().streaming()
+        connection.execute(b"INSERT INTO t VALUES (1)")
+        bridge.caught_up()
+        huge = (b"ADD h%d text DEFAULT repeat('x', 500000)" % n for n in range(3))
+        large = (b"ADD c%d text DEFAULT repeat('x', 30000)" % n for n in range(3))
+        added = b", ".join((*huge, *large, b"ADD last int DEFAULT 7"))
+        connection.execute(b"ALTER TABLE t " + added)
+        connection.execute(b"INSERT INTO t (id, h0, h1, h2) VALUES (2, '', '', '')")
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+    values = [value for _, value in bridge.records("schema") if value]
+    told = SchemaEvent.model_validate_json(values[-1])
+    assert told.missing.keys() == {"c0", "c1", "last"}
+    assert told.unsent == ["h0", "h1", "h2", "c2"]
+    assert "older rows may have values that are in no event" in bridge.output

@@ -84,12 +84,14 @@ def test_dead_letter_of_a_huge_record_takes_little_memory(unit: bytes, text: str
 
 def test_the_error_names_the_record_and_keeps_the_cause() -> None:
     event = Event("bank.public.t", b"k", b"v" * 9, None, False, "public.t", 4, 0x99)
-    text = str(refusal(event, ORIGIN, "too large"))
+    text = str(refusal(event, ORIGIN, "too large", avoidable=True))
     for part in ("topic bank.public.t", "table public.t", "1/10", "seq 4", "10 bytes", "LSN 0/99"):
         assert part in text
     assert "on_refused: dead_letter" in text
+    own = str(refusal(event, ORIGIN, "too large", avoidable=False))
+    assert "on_refused" not in own and "max.message.bytes" in own
     denied = SetupError("denied", hint="allow it", exit_code=ExitCode.PRIVILEGE_MISSING)
-    error = refusal(event, ORIGIN, "denied", denied)
+    error = refusal(event, ORIGIN, "denied", denied, avoidable=True)
     assert isinstance(error, SetupError)
     assert error.exit_code is ExitCode.PRIVILEGE_MISSING
     assert "allow it" in str(error)

@@ -31,6 +31,8 @@ from services.postgres.partitions import Partition
 logger = structlog.get_logger(__name__)
 
 _IDENTITIES_WITHOUT_KEY: Final = ("f", "n")
+_MISSING_BYTES_MAX: Final = 64 * 1024
+"""Of the values of one schema event: Kafka must take it, as the bridge can't go on without it."""
 
 
 class Relations:
@@ -124,12 +126,19 @@ class Relations:
         # What an event would store elsewhere is not told: its value is not stored with the event.
         limited = replace(plan, limits=limits(plan, self._encoders, _refuse))
         columns = {column.name: column for column in plan.relation.columns}
+        bytes_left = _MISSING_BYTES_MAX
 
         def encode(name: str, value: bytes) -> str | None:
+            nonlocal bytes_left
             try:
-                return encoder_of(limited, self._encoders, columns[name]).encode(value)
+                text = encoder_of(limited, self._encoders, columns[name]).encode(value)
             except ValueError:
                 return None
+            size = len(text.encode())
+            if size > bytes_left:
+                return None
+            bytes_left -= size
+            return text
 
         found = missing_values(before, after, served, stored, xid, encode)
         if found.unsent:

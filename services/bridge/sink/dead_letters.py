@@ -232,9 +232,17 @@ def no_place(event: Event, partitions: Mapping[str, int]) -> TopicRefused | None
 
 
 def refusal(
-    event: Event, origin: Origin, reason: str, cause: SlotbridgeError | None = None
+    event: Event,
+    origin: Origin,
+    reason: str,
+    cause: SlotbridgeError | None = None,
+    *,
+    avoidable: bool,
 ) -> SlotbridgeError:
-    """Return the error that names the record, with the hint and exit code of `cause`, if any."""
+    """Return the error that names the record, with the hint and exit code of `cause`, if any.
+
+    `avoidable`: with `bridge.on_refused: dead_letter` the bridge would go on without the record.
+    """
     what = [
         f"topic {event.topic or '(none)'}",
         f"table {event.table}" if event.table else "",
@@ -247,14 +255,17 @@ def refusal(
         if cause is not None
         else "raise max.message.bytes of the topic and message.max.bytes in kafka.options"
     )
+    if avoidable:
+        hint += (
+            "; or set bridge.on_refused: dead_letter, which puts such records into <prefix>.dead"
+        )
     kind = SetupError if isinstance(cause, SetupError) else BadInput
     return kind(
         f"Kafka refuses the record: {reason}",
         operation="produce",
         subject=", ".join(filter(None, what)),
         lsn=event.lsn or origin.commit_lsn,
-        hint=f"{hint}; or set bridge.on_refused: dead_letter, which puts such records into "
-        "<prefix>.dead",
+        hint=hint,
         exit_code=cause.exit_code if cause is not None else ExitCode.RECORD_REFUSED,
     )
 

@@ -314,8 +314,9 @@ class TransactionalProducer:
         self, event: Event, origin: Origin, reason: str, cause: SlotbridgeError | None = None
     ) -> None:
         """Send the dead letter of `event` instead, or raise the error that names it."""
-        if not self._dead_letters or not may_be_dead(event, self._prefix):
-            raise refusal(event, origin, reason, cause)
+        avoidable = may_be_dead(event, self._prefix)
+        if not (self._dead_letters and avoidable):
+            raise refusal(event, origin, reason, cause, avoidable=avoidable)
         topic = self._topics.prepare_late(dead_topic)
         self._ready[topic] = 1
         bytes_max = min(self._message_bytes_max, self._limits.get(topic, MESSAGE_BYTES_MAX))
@@ -348,8 +349,9 @@ class TransactionalProducer:
         error = self._reported(self._reason(error))
         code, refused = error.args[0].code(), self._refused
         for event, origin, reason in self._culprits:
-            if not (self._dead_letters and may_be_known(event, origin, self._prefix)):
-                return refusal(event, origin, reason)
+            avoidable = may_be_known(event, origin, self._prefix)
+            if not (self._dead_letters and avoidable):
+                return refusal(event, origin, reason, avoidable=avoidable)
             refused.note(event, origin, reason)
         if self._culprits:
             what = f"{len(self._culprits)} records are refused and will be dead letters"
