@@ -25,10 +25,10 @@ from services.bridge.snapshot.progress import (
     may_end,
     plan,
     progress_event,
-    require_readable,
     told_progress,
 )
 from services.bridge.snapshot.ranges import RangeRows, joined, share_of
+from services.bridge.snapshot.readable import refuse_unfit, require_all_read, require_readable
 from services.bridge.snapshot.tables import (
     KeyColumn,
     KeyRange,
@@ -448,9 +448,24 @@ def test_a_table_that_its_settings_fit_no_more_stops_nothing_else() -> None:
     shaping = Shaping(ShapingSettings(computed={"public.t": {"shout": "renamed + '!'"}}), "p")
     shapes = [shape("public.t", "id"), shape("public.u", "id", oid=2)]
     found = plan(shapes, (), SnapshotSettings(mode="initial"), shaping, OWNER)
+    refuse_unfit(found, shaping)
     assert [*found.tables] == ["public.u"]
     assert "does not fit the settings" in found.refused["public.t"]
     assert "renamed" in found.refused["public.t"]
+    require_readable(found)
+    with pytest.raises(SettingsError, match="renamed") as raised:
+        require_all_read(found)
+    assert raised.value.hint == found.unfit["public.t"] != ""
+    assert "GRANT" not in raised.value.hint
+
+
+def test_rows_that_are_read_need_no_settings_that_fit() -> None:
+    shaping = Shaping(ShapingSettings(computed={"public.t": {"shout": "renamed + '!'"}}), "p")
+    whole = shape("public.t", "id")
+    told = [progress(whole, done=True)]
+    found = plan([whole], told, SnapshotSettings(mode="initial"), shaping, OWNER)
+    refuse_unfit(found, shaping)
+    assert (found.done, found.refused) == (1, {})
 
 
 def test_progress_survives_its_record() -> None:

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
+from schemas.errors import ExitCode
 from schemas.snapshot import SnapshotSettings
 from services.bridge.command import app
 from services.bridge.failpoints import VARIABLE
@@ -177,3 +178,36 @@ def test_a_prefix_keeps_its_rows_where_the_progress_is_lost(
     assert "snapshot.mode is never" not in recovered.output
     bridge.start().streaming()
     assert status(bridge)["mode"] == "initial"
+
+
+def test_a_column_that_is_renamed_before_the_first_chunk(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """The stream goes on with the changes that the settings fit; rows come when they fit again."""
+    shaping = {"computed": {"public.t": {"double": "id * 2"}}}
+    bridge = new_bridge(conninfo, snapshot=UNSET, shaping=shaping)
+    bridge.start(**{VARIABLE: "chunk begun:1"})
+    assert bridge.exit_code() == -9, bridge.output
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("INSERT INTO t VALUES (31)")
+        connection.execute("ALTER TABLE t RENAME id TO number")
+        bridge.start().streaming().caught_up()
+
+        def others_are_read() -> bool:
+            assert bridge.running, bridge.output
+            return operations(bridge, "log") == {"r": 20}
+
+        eventually(others_are_read, what="other tables' rows come")
+        (event,) = bridge.events("t")
+        assert (event["op"], event["after"]) == ("c", {"id": 31, "double": 62})
+        told = [line for line in bridge.output.splitlines() if "are not published" in line]
+        assert told and all("did you mean" in line or "a column id" in line for line in told), told
+        assert "GRANT SELECT" not in bridge.output
+        connection.execute("INSERT INTO t VALUES (32)")
+        assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
+        assert "a column id" in bridge.output.splitlines()[-1]
+    corrected = {"computed": {"public.t": {"double": "number * 2"}}}
+    going_on = new_bridge(conninfo, snapshot=UNSET, shaping=corrected)
+    read_all(going_on)
+    going_on.caught_up()
+    assert operations(going_on, "t") == {"c": 2, "r": 32}

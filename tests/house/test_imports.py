@@ -72,7 +72,10 @@ PURE = (
     *("slotbridge.consumer.assembly", "slotbridge.consumer.position"),
     *(
         f"services.bridge.snapshot.{name}"
-        for name in ("chunk_events", "places", "progress", "row_events", "tables", "visibility")
+        for name in (
+            *("chunk_events", "places", "progress", "readable", "row_events", "tables"),
+            "visibility",
+        )
     ),
     "schemas.recovery",
     *(

@@ -8,6 +8,7 @@ import structlog
 
 from services.bridge import metrics
 from services.bridge.snapshot.progress import SnapshotPlan, TableProgress
+from services.bridge.snapshot.readable import remedies
 from services.bridge.snapshot.row_reader import NotNow
 
 logger = structlog.get_logger(__name__)
@@ -22,7 +23,7 @@ class Narration:
 
     def __init__(self) -> None:
         self._told = {"progress": 0.0, "reason": 0.0}
-        self._refused_told = ""
+        self._refused_told: Mapping[str, str] = {}
         self._stalled_at: float | None = None
         self._stall_told_s = 0.0
 
@@ -31,13 +32,20 @@ class Narration:
 
         `standby`: rows are read from one, but for those of tables without a key.
         """
-        if found.refusals and found.refusals != self._refused_told:
-            logger.warning(
-                "rows of tables that can't be read by their key are not published",
-                tables=found.refusals,
-                hint="give them a primary key, or name them in snapshot.exclude",
-            )
-        self._refused_told = found.refusals
+        if found.refused != self._refused_told:
+            if refusals := found.refusals(unfit=False):
+                logger.warning(
+                    "rows of tables that can't be read by their key are not published",
+                    tables=refusals,
+                    hint="give them a primary key, or name them in snapshot.exclude",
+                )
+            if refusals := found.refusals(unfit=True):
+                logger.warning(
+                    "rows of tables that the settings do not fit any more are not published",
+                    tables=refusals,
+                    hint=remedies(found),
+                )
+        self._refused_told = found.refused
         if found.undone:
             logger.warning(
                 "rows that a snapshot read may show changes that the failover has undone: the "

@@ -107,19 +107,23 @@ class TableProgress:
 
 @dataclass(slots=True)
 class SnapshotPlan:
-    """The tables that a snapshot reads, in order; `refused`: those that it can't read, and why."""
+    """The tables that a snapshot reads, in order; `refused`: those that it can't read, and why.
+
+    `unfit`: the hint of each refused table that the settings do not fit as it is now.
+    """
 
     tables: dict[str, TableProgress] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    unfit: dict[str, str] = field(default_factory=dict)
     undone: list[str] = field(default_factory=list)
     """Tables whose rows may show what a failover has undone: they are read anew."""
     begun: bool = False
     """Whether Kafka has a row of this snapshot, or the session is about to send one."""
 
-    @property
-    def refusals(self) -> str:
-        """The tables that can't be read, each with its reason."""
-        return "; ".join(f"{name} {reason}" for name, reason in self.refused.items())
+    def refusals(self, *, unfit: bool) -> str:
+        """Return the tables that can't be read, each with its reason: those of `unfit`, or not."""
+        names = [name for name in self.refused if (name in self.unfit) is unfit]
+        return "; ".join(f"{name} {self.refused[name]}" for name in names)
 
     @property
     def next(self) -> TableProgress | None:
@@ -316,12 +320,12 @@ def covered(shape: TableShape, apart: Apart, settings: SnapshotSettings) -> bool
 def unreadable(shape: TableShape, shaping: Shaping) -> str:
     """Why a table can't be read by its key; "" where it can.
 
-    Values of the key are in the topic of the progress, where a mask must not be undone. Settings
-    that do not fit the table now may fit the changes that the stream has yet to bring."""
+    Values of the key are in the topic of the progress, where a mask must not be undone.
+    """
     try:
         published = shaping.plan(shape.relation)
-    except SettingsError as error:
-        return f"does not fit the settings: {error.message}"
+    except SettingsError:  # `refuse_unfit` judges that
+        return ""
     names = {column.name for column in published.relation.columns}
     hidden = [one.name for one in shape.key if one.name not in names or one.name in published.masks]
     return f"is read by {hidden[0]}, which shaping leaves out or masks" if hidden else ""
@@ -344,18 +348,6 @@ def unrepeatable(told: SnapshotProgress | None, shape: TableShape, owner: Owner)
     if told is None or shape.key or counts(told, shape, owner):
         return ""
     return "has no key, and a failover may have undone what its rows in Kafka were read from"
-
-
-def require_readable(found: SnapshotPlan) -> None:
-    """Raise SettingsError that names the tables which a snapshot can't read."""
-    if found.refused:
-        raise SettingsError(
-            f"rows of tables can't be read: {found.refusals}",
-            operation="begin the snapshot",
-            hint="GRANT SELECT to the role; give tables a primary key or a replica identity index; "
-            "or name them in snapshot.exclude: then only their changes are published. For a slot "
-            "that is yet to be made, `snapshot.without_key: read` does without a key",
-        )
 
 
 def told_progress(

@@ -46,9 +46,9 @@ from services.bridge.snapshot.progress import (
     may_end,
     plan,
     progress_event,
-    require_readable,
     told_progress,
 )
+from services.bridge.snapshot.readable import refuse_unfit, require_all_read, require_readable
 from services.bridge.snapshot.reader import Inspection, SnapshotReader
 from services.bridge.snapshot.reader_thread import ReaderThread
 from services.bridge.snapshot.row_events import RowEvents
@@ -152,7 +152,7 @@ class Snapshotter:
     def require_all_read(self) -> None:
         """Raise SettingsError where it is over, but tables could not be read."""
         if self._ended is not None:
-            require_readable(self._ended)
+            require_all_read(self._ended)
 
     def close(self) -> None:
         """End the connections and what runs on them."""
@@ -263,6 +263,7 @@ class Snapshotter:
         apart = self._beginning and Apart(self._beginning, seen.places, seen.unpublished)
         found = plan(seen.shapes, *known, apart)
         found.deny(seen.denied, keyless=self._settings.conninfo is not None)
+        refuse_unfit(found, self._shaping)
         found.begun = goes_on(found, self._last)
         if not (self._found or asked):
             require_readable(found)
