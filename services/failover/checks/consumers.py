@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from services.failover.checks.facts import Facts
 
 GROUP = "consumers"
+_CONNECTING_S: Final = 10.0
+_WAL_SENDER_TIMEOUT_MS: Final = 60_000
+"""PostgreSQL's default, also of wal_receiver_timeout, after half of which a subscriber asks."""
 
 
 def _has_subscribers(facts: Facts) -> bool:
@@ -112,13 +115,33 @@ def subscription_worker(facts: Facts) -> Iterator[Seen]:
         elif subscription.failing:
             evidence = f"{where}: {subscription.failing}"
             wrong = f"the worker of the subscription {where} was just started; others before failed"
-        else:
+        elif subscription.fed:
             continue
+        elif (age_s := subscription.worker_age_s) is None or age_s <= _first_message_s(facts):
+            age = "an unknown time" if age_s is None else f"{age_s:.1f} s"
+            why = f"its worker was started {age} ago and has had no message yet"
+            yield Seen(where, "", unknown=f"{where}: {why}")
+            continue
+        else:
+            evidence = f"{where}: received_lsn is null {age_s:.0f} s after its worker was started"
+            wrong = f"the worker of the subscription {where} is not fed"
         remedy = remedies.manual(
-            f"read the log of {subscriber.name}: it says what stops the worker",
+            f"read the log of {subscriber.name}: it says what stops the worker, or what it waits "
+            "for; look at the subscription's conninfo, and whether its slot exists and is free",
             because="the log says why",
         )
         yield Seen(where, evidence, wrong, remedy)
+
+
+def _first_message_s(facts: Facts) -> float:
+    """Return the age at which a worker has had a message, if it is connected.
+
+    A walsender that decodes a backlog, or has nothing to send, sends a keepalive after half of
+    wal_sender_timeout; where that is 0, the subscriber asks for one. Source: walsender.c,
+    WalSndKeepaliveIfNecessary; worker.c, LogicalRepApplyLoop.
+    """
+    timeouts = [state.server.wal_sender_timeout_ms for _, state in facts.above]
+    return _CONNECTING_S + max(ms or _WAL_SENDER_TIMEOUT_MS for ms in timeouts) / 2000
 
 
 @check(

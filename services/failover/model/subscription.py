@@ -43,6 +43,8 @@ class Subscription:
     """Seconds since its worker's last message; None where it has none."""
     as_marked: bool = True
     """Nobody has changed it since the transaction that wrote its comment: else its mark is void."""
+    worker_age_s: float | None = None
+    """Seconds since its worker was started; None without one, or where that can't be seen."""
     failing: str | None = ""
     """How one sees that its worker was just started after others failed; "" where it was not, None
     where that can't be seen."""

@@ -128,6 +128,7 @@ def subscription_of(
         private=not local and is_private(conninfo.address) and not conninfo.names(given),
         heard_age_s=row.heard_age_s,
         as_marked=row.as_marked,
+        worker_age_s=row.worker_age_s,
         failing=_failing(row),
     )
 

@@ -49,7 +49,7 @@ def shared(provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def sound(shared: SharedPair) -> Iterator[Examiner]:
     """Nothing is wrong before the test, and nothing is wrong after it."""
     examiner = shared.examiner()
-    examiner.expect()
+    examiner.settle()
     yield examiner
     try:
         examiner.expect()

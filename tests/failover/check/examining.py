@@ -68,6 +68,11 @@ class Examiner:
                 assert bool(finding["remedy"]["by_hand"]) != finding["remedy"]["fix"], name
         return found
 
+    def settle(self) -> None:
+        """Wait until nothing is wrong, and nothing is too young to be judged."""
+        self.expect()
+        eventually(lambda: self.run("--nagios").code == 0, what="everything is judged and sound")
+
     def fix(self) -> Ran:
         return self.run("--fix", "--yes", "--json")
 

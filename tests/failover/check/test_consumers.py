@@ -1,12 +1,13 @@
 """What is seen of subscriptions and the bridge, and of each one's position."""
 
+import socket
 from pathlib import Path
 
 import pytest
 import yaml
 
 from services.testbed.ports import free_port
-from tests.failover.check.examining import Examiner, examiner_of, quoted
+from tests.failover.check.examining import Examiner, examiner_of, quoted, reset_on, set_on
 from tests.failover.servers import ask, create_subscription, tell
 from tests.providers.databases import connect
 from tests.providers.slots import advance_until_ready, await_ready
@@ -39,6 +40,54 @@ def test_a_worker_that_fails_and_is_started_again_and_again(sound: Examiner) -> 
         (finding,) = sound.problems()["subscription-worker"]
         assert "sub/s1" in finding["what"]
     tell(trio.subscriber, "CREATE TABLE lacking (id int PRIMARY KEY)", dbname=trio.dbname)
+
+
+def verdict(examiner: Examiner) -> str:
+    """The severity that the worker of s1 gets."""
+    found = examiner.run("--json").json["findings"]
+    of_worker = [one for one in found if one["check"] == "subscription-worker"]
+    assert [one["subject"] for one in of_worker] in ([None], ["sub/s1"]), of_worker
+    return str(of_worker[0]["severity"])
+
+
+def test_a_worker_whose_publisher_does_not_answer(sound: Examiner) -> None:
+    """It hangs before start_apply, so that PostgreSQL counts no error: it is never called sound."""
+    trio = sound.trio
+    before = ask(trio.subscriber, "SELECT subconninfo FROM pg_subscription", trio.dbname)
+    set_on(trio.primary, wal_sender_timeout="'2s'")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = f"port={silent.getsockname()[1]},"
+        hosts = before.replace("host=", "host=127.0.0.1,").replace("port=", port)
+        assert hosts.count("127.0.0.1,") == 1, hosts
+        tell(
+            trio.subscriber,
+            f"ALTER SUBSCRIPTION s1 CONNECTION {quoted(hosts)}",
+            dbname=trio.dbname,
+        )
+        eventually(lambda: verdict(sound) != "ok", what="its worker is started anew")
+        eventually(
+            lambda: "is not fed" in str(sound.problems().get("subscription-worker")),
+            what="its worker hangs",
+        )
+        assert verdict(sound) == "warning"
+        tell(
+            trio.subscriber,
+            f"ALTER SUBSCRIPTION s1 CONNECTION {quoted(before)}",
+            dbname=trio.dbname,
+        )
+    reset_on(trio.primary, "wal_sender_timeout")
+
+
+def test_a_worker_whose_slot_is_gone(fresh: Examiner) -> None:
+    """It fails before start_apply, and is started anew: it is never called sound."""
+    trio = fresh.trio
+    tell(trio.subscriber, "ALTER SUBSCRIPTION s1 DISABLE", dbname=trio.dbname)
+    free = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 's1'"
+    eventually(lambda: ask(trio.primary, free), what="s1 is released")
+    tell(trio.primary, "SELECT pg_drop_replication_slot('s1')")
+    tell(trio.subscriber, "ALTER SUBSCRIPTION s1 ENABLE", dbname=trio.dbname)
+    verdicts = {verdict(fresh) for _ in range(30)}
+    assert verdicts <= {"warning", "not judged"}
 
 
 def test_initial_copy_not_finished(sound: Examiner) -> None:

@@ -179,9 +179,30 @@ def test_settings_that_a_promotion_or_a_rejoin_depends_on(
 def test_a_worker_whose_age_is_hidden_is_not_judged(
     failing: str | None, severity: Severity
 ) -> None:
-    fed = subscriber("sub", subscription("s1", failing=failing))
+    fed = subscriber("sub", subscription("s1", failing=failing, fed=True))
     view = replace(pair({}, {}), subscribers=(fed,))
     assert {one.severity for one in findings(view)["subscription-worker"]} == {severity}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "severity"),
+    [
+        (None, Severity.NOT_JUDGED),
+        (0.1, Severity.NOT_JUDGED),
+        (39.0, Severity.NOT_JUDGED),
+        (41.0, Severity.WARNING),
+    ],
+)
+def test_a_worker_without_a_message_is_never_ok(age_s: float | None, severity: Severity) -> None:
+    """Workers that can't connect fail before PostgreSQL counts their errors."""
+    silent = subscriber("sub", subscription("s1", worker_age_s=age_s))
+    view = replace(pair({}, {}), subscribers=(silent,))
+    (found,) = findings(view)["subscription-worker"]
+    assert found.severity == severity
+    assert "sub/s1" in found.what
+    if found.wrong:
+        assert "41 s after its worker was started" in found.evidence
+        assert found.remedy is not None and "conninfo" in found.remedy.text
 
 
 def without(view: View, check: str) -> View:
