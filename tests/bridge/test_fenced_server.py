@@ -225,7 +225,7 @@ def test_a_snapshot_writes_nothing_behind_a_fence_and_goes_on_after_it(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("DROP TABLE t")
     fill(conninfo, 4_000)
-    slow = {**INITIAL, "chunk_rows_max": 20, "rows_per_second_max": 400}
+    slow = {**INITIAL, "chunk_rows_max": 20, "rows_per_second_max": 200}  # 20 s
     bridge = new_bridge(conninfo, snapshot=slow)
     bridge.start().streaming()
     eventually(lambda: chunks(bridge) > 2, what="some chunks are read")

@@ -33,7 +33,7 @@ from services.bridge.snapshot.signal_topic import SignalTopic
 from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill
+from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill, hasten
 from tests.bridge.test_failover import both, promote
 from tests.bridge.test_snapshot_core import OWNER
 from tests.bridge.test_snapshot_requests import STAMP
@@ -102,9 +102,10 @@ def test_sent_while_no_bridge_runs_and_killed_after_it(
     name = settings["signal_topic"]
     admin.create_topics([NewTopic(name, 1)])[name].result(30)
     send(bridge, "execute", NAMES)
-    seen = []
+    seen = [0]
     with Changes(conninfo, ROWS):
-        for _ in range(4):
+        while len(seen) < 5 or len({*seen}) < 3:  # a slow machine commits changes, and no rows yet
+            assert len(seen) < 20, f"the kills were not in the middle of it: {seen}"
             bridge.start(**{VARIABLE: "after kafka commit:6"})
             assert bridge.exit_code(120) == -9, bridge.output
             seen.append(chunks(bridge))
@@ -112,7 +113,6 @@ def test_sent_while_no_bridge_runs_and_killed_after_it(
         done(bridge)
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
-    assert 0 < seen[1] < seen[-1], f"the kills were not in the middle of it: {seen}"
     assert_folds(bridge, conninfo)
     assert max(fold(bridge, "t").reads.values()) == 1, "a row was read twice"
     asked = [key for key, _ in bridge.records("snapshot") if key and '"request"' in text_of(key)]
@@ -145,7 +145,7 @@ def test_killed_at_each_seam_of_a_signal(
 def test_paused_resumed_and_stopped(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
-    settings = {**settings, "mode": "initial", "chunk_rows_max": 4, "rows_per_second_max": 60}
+    settings = {**settings, "mode": "initial", "chunk_rows_max": 4, "rows_per_second_max": 20}
     bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
     eventually(lambda: chunks(bridge) > 3, what="chunks are read")
     send(bridge, "pause")
@@ -163,11 +163,13 @@ def test_paused_resumed_and_stopped(
     bridge.caught_up()
     stopped = fold(bridge, "t").reads.total()
     assert stopped < ROWS, "the stop is too late"
+    hasten(bridge)
     send(bridge, "execute", NAMES)
-    done(bridge)
+    eventually(
+        lambda: fold(bridge, "t").reads.total() == stopped + ROWS, what="all is read", timeout_s=60
+    )
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
-    assert fold(bridge, "t").reads.total() == stopped + ROWS
     assert_folds(bridge, conninfo)
 
 

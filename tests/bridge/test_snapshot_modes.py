@@ -213,7 +213,7 @@ def test_all_rows_come_again_at_each_start_and_not_at_each_session(
             " WHERE slot_name = %s",
             [bridge.slot],
         )
-        eventually(lambda: bridge.sessions == 2, what="it streams again", timeout_s=60)
+        eventually(lambda: bridge.sessions >= 2, what="it streams again", timeout_s=60)
         connection.execute("UPDATE t SET note = 'new' WHERE id = 7")
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output

@@ -36,7 +36,7 @@ from services.bridge.snapshot.requests import (
 from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill
+from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill, hasten
 from tests.bridge.test_snapshot_core import OWNER, shape
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -261,7 +261,7 @@ def test_killed_in_the_middle_of_what_was_asked(conninfo: str, new_bridge: NewBr
 def test_a_snapshot_is_paused_resumed_stopped_and_begun_again(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
-    settings = {**ASKED, "mode": "initial", "chunk_rows_max": 4, "rows_per_second_max": 60}
+    settings = {**ASKED, "mode": "initial", "chunk_rows_max": 4, "rows_per_second_max": 20}
     bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
     eventually(lambda: chunks(bridge) > 3, what="chunks are read")
     command(bridge, "pause", "public.t")
@@ -279,6 +279,7 @@ def test_a_snapshot_is_paused_resumed_stopped_and_begun_again(
     bridge.caught_up()
     stopped = fold(bridge, "t").reads.total()
     assert stopped < ROWS, "the stop is too late"
+    hasten(bridge)
     command(bridge, "start", "public.t")
     eventually(
         lambda: fold(bridge, "t").reads.total() == stopped + ROWS, what="all is read", timeout_s=60

@@ -164,10 +164,12 @@ def test_a_failover_in_the_middle_of_a_snapshot(
     settings = {"mode": mode, "signal_table": "public.signals", **slow}
     if mode == "initial":
         settings |= {"conninfo": standby, "workers": 3}
+    first = new_bridge(both(trio)).start().streaming(primary)
+    await_ready(trio.primary, trio.standby, first.slot)  # it may take as long as the rows do
+    assert first.stop() == 0, first.output
     bridge = new_bridge(both(trio), snapshot=settings)
     with Changes(primary, MANY) as before:
         bridge.start().streaming(primary)
-        await_ready(trio.primary, trio.standby, bridge.slot)
         if mode == "on_request":
             ask(primary)
         await_chunks(bridge, chunks(bridge) + 5)

@@ -266,7 +266,7 @@ def test_a_failover_in_the_middle(new_pair: NewPair, new_bridge: NewBridge) -> N
     trio = new_pair(synchronous=False)
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     make_log(primary, 6_000)
-    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 600}
+    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 300}  # 20 s
     bridge = new_bridge(both(trio), snapshot=slow)
     with Inserts(primary, 10_000) as before:
         bridge.start().streaming(primary)
@@ -388,7 +388,8 @@ def test_a_table_that_is_rewritten_in_the_middle_is_not_read_on(
 ) -> None:
     """Its rows have moved, or say another transaction: none comes twice, and the log tells."""
     make_log(conninfo)
-    bridge = new_bridge(conninfo, snapshot={**READ, "chunk_rows_max": 10})
+    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 100}
+    bridge = new_bridge(conninfo, snapshot=slow)
     bridge.start().streaming()
     await_chunks(bridge, 3)
     run(conninfo, statement, "INSERT INTO log VALUES (999999, '')")

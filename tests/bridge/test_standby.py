@@ -1,6 +1,5 @@
 """Two bridges of one slot with `bridge.standby`: one works, the other waits without a deadline."""
 
-import time
 import urllib.error
 import urllib.request
 
@@ -11,8 +10,9 @@ from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
-TAKE_OVER_MAX_S = 15.0
-"""Far above the 3 s between two attempts: other tests share the machine."""
+DEADLINE_MS = 5_000
+ATTEMPTS = 15
+"""So many take longer than the deadline: half a second is between two."""
 
 
 def probe(port: int, path: str) -> int:
@@ -31,10 +31,12 @@ def test_a_standby_bridge_outlasts_its_deadline_and_takes_over(
     conninfo = pair.primary.conninfo(fresh_database)
     port = free_port()
     first = new_bridge(conninfo).start().streaming()
-    waiting = new_bridge(conninfo, standby=True, http_port=port, connect_deadline_ms=1000).start()
+    settings = {"standby": True, "connect_deadline_ms": DEADLINE_MS}
+    waiting = new_bridge(conninfo, http_port=port, **settings).start()
     try:
         attempts = "hot standby"
-        eventually(lambda: waiting.output.count(attempts) >= 4, what="it tries again and again")
+        what = "it tries again and again"
+        eventually(lambda: waiting.output.count(attempts) >= ATTEMPTS, what=what)
         assert waiting.running, waiting.output
         probes = {path: probe(port, path) for path in ("/healthz", "/readyz", "/availablez")}
         assert probes == {"/healthz": 200, "/readyz": 503, "/availablez": 200}
@@ -43,9 +45,7 @@ def test_a_standby_bridge_outlasts_its_deadline_and_takes_over(
             connection.execute("INSERT INTO t SELECT generate_series(1, 100)")
             first.caught_up()
             first.kill()
-            killed = time.monotonic()
             eventually(lambda: probe(port, "/readyz") == 200, what="it takes over")
-            assert time.monotonic() - killed < TAKE_OVER_MAX_S
             connection.execute("INSERT INTO t SELECT generate_series(101, 200)")
         waiting.caught_up()
         waiting.assert_kafka_equals(conninfo, "t")

@@ -84,7 +84,8 @@ def test_patroni_promotes_and_watch_does_the_rest(
             bridge.assert_kafka_equals(b.conninfo(dbname), "t")
             published = [event["after"]["id"] for event in bridge.events("t")]
             assert sorted(published) == acknowledged
-            assert watch.metric("slotfailover_repoints_total") == 1
+            repoints = "slotfailover_repoints_total"
+            eventually(lambda: watch.metric(repoints) == 1, what="the repoint has ended")
             assert any("repointed to b" in text for text in watch.events)
         finally:
             watch.end()

@@ -27,6 +27,8 @@ from tests.providers.waiting import eventually
 
 pytestmark = pytest.mark.since_18
 
+QUIET = {"two_phase": True, "heartbeat_interval_ms": 60_000}
+"""Without heartbeats: one before the step may be committed alone, and the first commit is its."""
 STEPS = ["PREPARE", "COMMIT PREPARED", "ROLLBACK PREPARED"]
 HANGING = [
     pytest.param(is_of_stagings, False, "commit", id="all but the staging is visible"),
@@ -47,7 +49,7 @@ def test_each_step_of_a_prepared_transaction_is_ended_as_it_was_decided(
     told: bool,
     decision: str,
 ) -> None:
-    bridge = new_bridge(conninfo, broker=own_kafka, two_phase=True).start().streaming()
+    bridge = new_bridge(conninfo, broker=own_kafka, **QUIET).start().streaming()
     since_ms = _commit_once(bridge, conninfo, step)
     end_lsn = bridge.progress()[-1].end_lsn
     assert "prepared-0" in kill_before_markers(own_kafka, bridge.prefix, since_ms, forgotten)
@@ -65,7 +67,7 @@ def test_abort_of_a_later_transaction_keeps_hanging_staged_records(
     conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge, step: str
 ) -> None:
     """The step's record is visible; of the next transaction, which has no events, nothing is."""
-    bridge = new_bridge(conninfo, broker=own_kafka, two_phase=True).start().streaming()
+    bridge = new_bridge(conninfo, broker=own_kafka, **QUIET).start().streaming()
     since_ms = _commit_once(bridge, conninfo, step)
     record = bridge.progress()[-1]
     following = commit_following(bridge, record)

@@ -49,7 +49,7 @@ def test_silence_of_the_leader_is_not_an_answer(
     own_kafka: KafkaBroker, to_kafka: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has told where its partitions end, and is gone once it is asked for the epoch."""
-    monkeypatch.setattr(leader_epochs, "REQUEST_TIMEOUT_S", 8.0)
+    monkeypatch.setattr(leader_epochs, "REQUEST_TIMEOUT_S", 15.0)
     cut_and_write_on(own_kafka, topic)
     sought: list[Partition] = []
     seek = leader_epochs._seek

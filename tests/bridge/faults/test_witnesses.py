@@ -15,7 +15,8 @@ from tests.bridge.faults.load import Load, await_session
 from tests.bridge.test_refusals import last_line
 from tests.providers.waiting import eventually
 
-QUICK = {"connect_deadline_ms": 1500}
+QUICK = {"connect_deadline_ms": 20_000}
+"""What is refused here is refused at once; a start on a busy machine may need a second attempt."""
 
 
 def test_the_origin_is_ahead_of_kafkas_record(

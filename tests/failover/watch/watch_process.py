@@ -69,9 +69,16 @@ class Watching:
         return self.ask("v1/status").json
 
     def order(self, what: str, reason: str = "") -> Any:
-        """Pause or resume it, with the token."""
-        answer = self.ask(f"v1/{what}", token=TOKEN, body=json.dumps({"reason": reason}).encode())
-        assert answer.status == 200, answer.text
+        """Pause or resume it, with the token; again where its round takes longer than it waits."""
+        body = json.dumps({"reason": reason}).encode()
+
+        def said() -> Answer | None:
+            answer = self.ask(f"v1/{what}", token=TOKEN, body=body)
+            assert answer.status in (200, 202), answer.text
+            return answer if answer.status == 200 else None
+
+        answer = eventually(said, what=f"{what} is in effect")
+        assert answer is not None
         return answer.json
 
     def metric(self, name: str) -> float:
