@@ -135,6 +135,7 @@ test-kube: $(READY) ## install the chart on a real Kubernetes node
 DIST := .cache/dist
 dist: $(READY) $(DIST)/.ready ## sdist and wheel in dist/
 	@rm -rf dist $(DIST)/out && mkdir -p dist $(DIST)/out
+	@echo "building the sdist, and the wheel from it (about a minute)"
 	@$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("$(DIST)/out")' > $(DIST)/sdist.log
 	@$(PIP_WHEEL) --wheel-dir $(DIST)/out $(DIST)/out/slotbridge-*.tar.gz
 	@PATH="$(CURDIR)/$(DIST)/venv/bin:$$PATH" $(DIST)/venv/bin/auditwheel repair --wheel-dir dist $(DIST)/out/slotbridge-*.whl \
@@ -145,6 +146,7 @@ dist: $(READY) $(DIST)/.ready ## sdist and wheel in dist/
 PIP_WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
 
 $(DIST)/.ready: requirements/dist.txt
+	@echo "installing what builds the wheel into $(DIST)/venv"
 	@rm -rf $(DIST)/venv && $(PYTHON) -m venv $(DIST)/venv
 	@$(DIST)/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dist.txt
 	@touch $@

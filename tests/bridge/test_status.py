@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from schemas.errors import ExitCode
+from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.test_failover import both
@@ -72,6 +73,13 @@ def test_status_tells_slot_progress_readiness_and_prepared_transactions(
         trio.standby.stop()
         found = as_json(bridge, ExitCode.CHECK_FAILED)
         assert "refused" in found["hosts"][1]["problem"]
+    trio.standby.start()
+    with psycopg.connect(trio.standby.conninfo(), autocommit=True) as connection:
+        connection.execute("SELECT pg_promote()")
+    second = "is a primary, too, on timeline 1, and takes writes that this bridge does not read"
+    assert second in status(bridge).stdout
+    set_parameter(trio.primary, "default_transaction_read_only", "on")
+    assert second not in status(bridge).stdout
 
 
 def watched(bridge: Bridge, count: int) -> list[str]:

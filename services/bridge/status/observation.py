@@ -45,6 +45,8 @@ class HostStatus:
     prepared_gids: tuple[str, ...] = ()
     withheld_by: tuple[str, ...] = ()
     """Standbys that the server awaits before it sends the bridge a commit, with their state."""
+    read_only: bool = False
+    """Whether its sessions can't write by default, as on a primary that slotfailover has fenced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Status:
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Why changes do not flow, or why nobody can tell; empty where they do."""
+        """Why not all changes flow, or why nobody can tell; empty where they do."""
         primary = self.primary
         if primary is None:
             found = ["not judged whether a bridge streams: no primary answers"]
@@ -108,6 +110,12 @@ class Status:
                 f"no commits are sent before this standby has them: {standby}"
                 for standby in primary.withheld_by
             ]
+        found += [
+            f"{host.host} is a primary, too, on timeline {host.timeline}, and takes writes that "
+            "this bridge does not read: slotfailover check tells what to do"
+            for host in self.hosts
+            if host.role == "primary" and host is not primary and not host.read_only
+        ]
         if self.kafka_problem is not None:
             found.append("not judged what Kafka has: it does not answer")
         return (*found, *(f"no broker leads {partition}" for partition in self.leaderless))
@@ -189,6 +197,7 @@ def _host(conninfo: str, slot: str) -> HostStatus:
 def _read(connection: Connection, name: str, slot: str) -> HostStatus:
     server = read_server(connection)
     origin = ORIGIN_PREFIX + slot
+    read_only = connection.execute("SHOW default_transaction_read_only").fetchone()
     gids = connection.execute(
         "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
     ).fetchall()
@@ -204,6 +213,7 @@ def _read(connection: Connection, name: str, slot: str) -> HostStatus:
         wal_lsn=read_received(connection) if server.in_recovery else written_lsn(connection),
         prepared_gids=tuple(row[0] for row in gids),
         withheld_by=slots.withheld_by(connection, walsender_name(slot)),
+        read_only=read_only is not None and read_only[0] == "on",
     )
 
 
