@@ -230,6 +230,7 @@ def _refuse(shape: Shape, what: str) -> None:
         operation="change an Iceberg table",
         subject=shape.name,
         hint="tables.on_changed_type: new_column keeps the old values beside the new ones; a "
-        "changed key needs `slottables rebuild`",
+        "changed key can't be followed: leave the table out (tables.tables), or begin a new topic "
+        "prefix, as docs/TABLES.md says",
         exit_code=ExitCode.RECORD_REFUSED,
     )
