@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.settings import FailoverSettings
 from services.failover.checks.loss import lacking, last_contact, losses
-from services.failover.checks.readiness import candidate
+from services.failover.checks.readiness import candidate, judge_all
 from services.failover.execute.history import read_history, unfinished
 from services.failover.execute.journal import BEGIN, SEEN, Entry, Journal, remembered_at
 from services.failover.execute.timeline_memory import recall
@@ -30,7 +30,7 @@ from services.failover.plan.resume import Intent
 from services.testbed.postgres import PostgresServer
 from tests.conftest import NewPair
 from tests.failover.servers import ask, configuration, slotfailover, subscribe, tell, write
-from tests.failover.views import PORTS, node, state
+from tests.failover.views import PORTS, node, slot, state
 from tests.providers.waiting import eventually
 
 OFF: dict[str, Any] = (
@@ -44,8 +44,14 @@ def standby(name: str, received: int, timeline: int = 1, application: str = "") 
     return node(name, replace(said, upstream=Conninfo(pairs)))
 
 
-def view(*nodes: Node, lsn: int = 0, synchronous: str = "", timeline: int = 1) -> View:
-    seen = Sighting("a", timeline, lsn, 4.0, synchronous) if lsn else None
+def view(
+    *nodes: Node,
+    lsn: int = 0,
+    synchronous: str = "",
+    timeline: int = 1,
+    slots: frozenset[str] | None = None,
+) -> View:
+    seen = Sighting("a", timeline, lsn, 4.0, synchronous, "", slots) if lsn else None
     return View((node("a", None), *nodes), (), sighting=seen, loss_limit=LossLimit(100))
 
 
@@ -123,6 +129,57 @@ def test_the_last_known_position_limits_what_may_be_lost() -> None:
     assert "commits that may be lost: 0 bytes" in notes
     assert "last contact with a 4 s ago" in notes
     assert "not judged" in planned(view(standby("b", 1000)))
+
+
+def test_a_slot_that_only_the_last_primary_had_is_not_lost_in_silence() -> None:
+    b = standby("b", 1000)
+    had = frozenset({"reports", "pg_16384_sync_16390_7", "kept"})
+    assert b.state is not None
+    kept = (slot("kept"),)
+    own = slot("reports", synced=False)
+    for copies in ((*kept, slot("reports", temporary=True)), kept, (*kept, own)):
+        each = replace(b, state=replace(b.state, slots=copies))
+        refused = refusal(view(each, lsn=1000, slots=had))
+        assert "1 of 2 slots would be lost: reports: " in refused.message
+        assert "--accept-loss-of reports" in refused.hint
+        accepted = frozenset({"reports"})
+        notes = planned(view(each, lsn=1000, slots=had), accept_loss_of=accepted)
+        assert "not judged: failover slots that were made on a after the last contact" in notes
+        (finding,) = judge_all(view(each, lsn=1000, slots=had), each)[1].reasons
+        assert finding.wrong
+    for unknown in (view(b, lsn=1000), view(b), view(branch("b", 900, 1000), lsn=900, slots=had)):
+        assert "not judged: failover slots that the primary had" in planned(unknown)
+
+
+def test_the_failover_slots_of_the_last_primary_are_remembered(tmp_path: Path) -> None:
+    """By the file, and by the journal, whose entries of a beginning run do not tell them."""
+    nodes = {name: SecretStr("") for name in "ab"}
+    settings = FailoverSettings(nodes=nodes, journal=tmp_path / "journal")
+    made = slot("made", synced=False, confirmed_flush_lsn=None)
+    primary = state(slot("s1", synced=False), slot("own", failover=False), made, standby=False)
+    living = View((node("a", primary), standby("b", 1000)), ())
+    dead = View((node("a", None), standby("b", 1000)), ())
+    memory = Sightings(settings)
+    memory.complete(living)
+    without = View((node("a", replace(primary, slots=())), standby("b", 1000)), ())
+    for said, slots in ((living, frozenset({"s1"})), (without, frozenset[str]())):
+        memory.complete(said)
+        assert Sightings(settings).complete(dead).slots_last_seen == slots
+    seen = tmp_path / "journal.seen"
+    note = json.loads(seen.read_text())
+    del note["failover_slots"]
+    seen.write_text(json.dumps(note))
+    assert Sightings(settings).complete(dead).slots_last_seen is None
+
+    told = remembered_at(living)
+    begun = {**told, "lsn": "0/4E8"}
+    del begun["failover_slots"]
+    at = datetime.now(UTC).isoformat()
+    entries = [Entry("r", 1, at, "", "watch", SEEN, intent=told),
+               Entry("s", 1, at, "", "failover", BEGIN, intent=begun)]  # fmt: skip
+    memory = Sightings(settings)
+    recall(SimpleNamespace(sightings=memory), entries, None)  # type: ignore[arg-type]
+    assert memory.complete(dead).slots_last_seen == frozenset({"s1"})
 
 
 def test_a_primary_seen_on_a_newer_timeline_is_not_passed_over() -> None:
@@ -359,3 +416,33 @@ def test_a_standby_that_lags_is_seen_and_not_promoted(new_pair: NewPair, tmp_pat
     assert "--accept-data-loss" in ran.err
     assert ask(trio.standby, "SELECT pg_is_in_recovery()") is True
     assert conninfo
+
+
+def test_a_slot_that_was_not_synchronized_yet_is_lost_only_by_consent(
+    new_pair: NewPair, tmp_path: Path
+) -> None:
+    """The settings name no consumer of it, and nobody but the last sighting knows of it."""
+    trio = new_pair()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio)
+    tell(trio.standby, "ALTER SYSTEM SET sync_replication_slots = off", "SELECT pg_reload_conf()")
+    worker = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'slotsync worker'"
+    eventually(lambda: ask(trio.standby, worker) == 0, what="no slot is synchronized")
+    make = "SELECT pg_create_logical_replication_slot('reports', 'pgoutput', failover => true)"
+    ask(trio.primary, make)
+    checked = slotfailover("check", "--config", config, "--json").json
+    assert {s["slot"] for s in checked["slots"] if not s["ready"]} == {"reports"}
+    assert isinstance(trio.primary, PostgresServer)
+    trio.primary.kill()
+    standing = slotfailover("status", "--config", config)
+    assert "NOT READY: slots reports" in standing.out, standing.out
+    checked = slotfailover("check", "--config", config)
+    assert "NOT READY reports on b" in checked.out, checked.out
+    for how in (["--dry-run"], ["--yes"]):
+        ran = slotfailover("failover", "--config", config, *how)
+        assert ran.code == 34, ran.err
+        assert "reports: b does not have the slot" in ran.err
+        assert "--accept-loss-of reports" in ran.err
+    assert ask(trio.standby, "SELECT pg_is_in_recovery()") is True
+    ran = slotfailover("failover", "--config", config, "--yes", "--accept-loss-of", "reports")
+    assert ran.code == 0, ran.err

@@ -144,7 +144,10 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
         **_each("lsn latest system_identifier timeline problem began", RECALLED),
         **_each("origin late", CHECK),
     },
-    Sighting: _each("node timeline lsn age_s synchronous by", AGED),
+    Sighting: {
+        **_each("node timeline lsn age_s synchronous by", AGED),
+        "failover_slots": _unknown(None, said=True),
+    },
 }
 WEAKENINGS = [
     (owner, name, value, unknown.said)
@@ -184,6 +187,9 @@ def weaker(view: View, owner: type, name: str, value: Any, node: str) -> View:
 
     if owner is View:
         return change(view)  # type: ignore[no-any-return]
+    if owner is Sighting:
+        seen = view.sighting
+        return view if seen is None else replace(view, sighting=change(seen))
     if owner in (Subscriber, Subscription):
         return replace(view, subscribers=tuple(map(of_subscriber, view.subscribers)))
     return replace(view, nodes=tuple(map(of_node, view.nodes)))
@@ -224,10 +230,11 @@ def well_known(draw: st.DrawFn) -> View:
 
     names = draw(st.sampled_from(["", "", "ANY 1 (b, c)", "standby_1", "ANY 2 (*)"]))
     seen = Sighting("a", 1, draw(st.sampled_from([900, 1000, 1150, 1500])), 4.0, names)
+    had = draw(st.sampled_from([None, frozenset[str](), frozenset({"lost"})]))
     return replace(
         view,
         nodes=tuple(map(node, view.nodes)),
-        sighting=chance(seen, None),
+        sighting=chance(replace(seen, failover_slots=had), None),
         loss_limit=LossLimit(100, draw(st.sampled_from([0, 10]))),
         known_standbys=chance(frozenset("c"), frozenset()),
         seen_writable=chance("a", ""),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SlotbridgeError
 from services.failover.checks.facts import facts_of, required_slots
-from services.failover.checks.loss import last_contact
+from services.failover.checks.loss import last_contact, slots_not_judged
 from services.failover.checks.model import Severity
 from services.failover.checks.readiness import Readiness, candidate, judge_all
 from services.failover.checks.registry import CHECKS, run_checks
@@ -162,7 +162,9 @@ def check_up(view: View, standby: str = "") -> Checkup:
         slots=judge_all(view, chosen),
         findings=findings,
         notes=tuple(_notes(view)),
-        outlook=last_contact(view, chosen) if chosen is not None and alone else lag,
+        outlook=f"{last_contact(view, chosen)}; {slots_not_judged(view)}"
+        if chosen is not None and alone
+        else lag,
     )
 
 

@@ -101,7 +101,8 @@ def required_slots(view: View) -> tuple[Required, ...]:
     """Return every slot that must survive, by name.
 
     With a primary: its permanent failover slots, those that failover subscriptions name, and the
-    bridge's. Without one: the slots that standbys have synchronized, instead of the primary's.
+    bridge's. Without one, instead of the primary's: those that it had when it was last seen, and
+    those that standbys have synchronized.
     """
     wanted: dict[str, list[str]] = {name: [] for name in _slots_of_the_pair(view)}
     consumers: dict[str, list[tuple[str, int]]] = {}
@@ -136,12 +137,8 @@ def bridge_position(view: View) -> int | None:
 def _slots_of_the_pair(view: View) -> set[str]:
     primary = view.primary
     if primary is not None and primary.state is not None:
-        return {
-            slot.slot_name
-            for slot in primary.state.slots
-            if slot.failover and not slot.temporary and _is_made(slot)
-        }
-    return {
+        return set(filter(_lasts, primary.state.failover_slots))
+    return set(filter(_lasts, view.slots_last_seen or ())) | {
         slot.slot_name
         for node in view.standbys
         if node.state is not None
@@ -155,5 +152,10 @@ def _is_made(slot: Slot) -> bool:
     return (
         slot.slot_type == "logical"
         and (slot.confirmed_flush_lsn is not None or slot.invalidation_reason is not None)
-        and _TABLESYNC.fullmatch(slot.slot_name) is None
+        and _lasts(slot.slot_name)
     )
+
+
+def _lasts(name: str) -> bool:
+    """Tell whether a slot of this name is not one of a table's initial copy."""
+    return _TABLESYNC.fullmatch(name) is None

@@ -70,6 +70,17 @@ def last_contact(view: View, chosen: Node) -> str:
     )
 
 
+def slots_not_judged(view: View) -> str:
+    """Say which failover slots of the last primary may be lost unseen."""
+    seen = view.sighting
+    if seen is None or view.slots_last_seen is None:
+        return (
+            "not judged: failover slots that the primary had and no standby has, as nobody has "
+            "noted which ones it had (with failover.journal, every command and watch note them)"
+        )
+    return f"not judged: failover slots that were made on {seen.node} after the last contact"
+
+
 def _witnesses(view: View, chosen: Node) -> list[tuple[int, str]]:
     """Return (last primary's position, who says so), on the candidate's or a newer timeline."""
     timeline = chosen.known_state.server.timeline

@@ -91,9 +91,11 @@ def slot_on_standby(facts: Facts) -> Iterator[Seen]:
     for standby, _ in facts.below:
         for required in facts.required:
             if facts.copy(required.slot) is None:
+                last_seen = facts.view.slots_last_seen or frozenset()
+                had = "; the last primary had it" if required.slot in last_seen else ""
                 yield Seen(
                     required.slot,
-                    f"no such row in pg_replication_slots on {standby.name}",
+                    f"no such row in pg_replication_slots on {standby.name}{had}",
                     f"{standby.name} does not have the slot",
                     _hasten(facts, "once nothing else is wrong, let the worker look again"),
                 )

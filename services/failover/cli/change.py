@@ -187,6 +187,7 @@ def _known(view: View, slots: list[str] | None) -> frozenset[str]:
     """Return the slots whose loss is accepted. Raise SettingsError for an unknown slot."""
     known = {s.slot_name for node in view.nodes if node.state is not None for s in node.state.slots}
     known |= {found.slot_name or "" for _, found in view.ours()} | {view.bridge_slot or ""}
+    known |= view.slots_last_seen or set()
     strangers = sorted(set(slots or ()) - known)
     if strangers:
         raise SettingsError(

@@ -233,11 +233,7 @@ def remembered(view: View) -> dict[str, Any]:
         return {}
     return {
         "met": met.note,
-        "failover_slots": sorted(
-            slot.slot_name
-            for slot in primary.state.slots
-            if slot.failover and not slot.temporary and slot.slot_type == "logical"
-        ),
+        "failover_slots": sorted(primary.state.failover_slots),
         "primary": primary.name,
         "synchronous": primary.state.setting("synchronous_standby_names"),
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
-from services.failover.checks.loss import last_contact, losses
+from services.failover.checks.loss import last_contact, losses, slots_not_judged
 from services.failover.checks.readiness import candidate, judge_all
 from services.failover.model.preconditions import outdated
 from services.failover.model.topology import follows
@@ -172,7 +172,7 @@ def _outlook(view: View) -> list[Line]:
     if view.primary is None:
         reasons += [loss.reason for loss in losses(view, chosen)]
         word = f"NOT READY: {'; '.join(reasons)}" if reasons else "ready"
-        text = f"{word}; {last_contact(view, chosen)}"
+        text = f"{word}; {last_contact(view, chosen)}; {slots_not_judged(view)}"
         return [Line("failover", f"to {chosen.name}", text, good=not reasons)]
     word = f"NOT READY: {'; '.join(reasons)}" if reasons else f"{len(readiness)} slots ready"
     return [Line("failover", f"to {chosen.name}", word, good=not reasons)]

@@ -9,7 +9,7 @@ Subscriptions remember for themselves (model.timelines). What can't be read is s
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -75,6 +75,7 @@ def recall(
     promotions: list[tuple[str, str]] = []
     promoted_by, promoted_from = "", 0
     begun_on: dict[str, int] = {}
+    had: dict[str, frozenset[str]] = {}
     kept = list(entries)
     for entry in kept:
         if isinstance(begun := entry.intent.get("timeline"), int):
@@ -83,12 +84,14 @@ def recall(
             promotions.append((entry.server, entry.at))
             promoted_by, promoted_from = entry.run, begun_on.get(entry.run, 0)
         met = _milestone(entry.intent.get("met"))
+        slots = entry.intent.get("failover_slots")
         if met is not None:
+            if isinstance(slots, list):
+                had[met.system] = frozenset(map(str, slots))
             found.append((f"the journal ({entry.command} of {entry.at})", met))
-            told = _later(told, _told(entry, met))
+            told = _later(told, _told(entry, met, had))
             if entry.run == promoted_by and (entry.step, entry.outcome) == (END, DONE):
                 promoted_from = promoted_from or met.timeline - 1
-        slots = entry.intent.get("failover_slots")
         if isinstance(slots, list):
             known = KnownSlots(frozenset(map(str, slots)), entry.at)
     if published is not None and published.milestone is not None:
@@ -111,14 +114,18 @@ def recall(
     return notes
 
 
-def _told(entry: Entry, met: Milestone) -> Told | None:
-    """Return the last primary as a journal's entry tells it, None where it does not."""
+def _told(entry: Entry, met: Milestone, slots: Mapping[str, frozenset[str]]) -> Told | None:
+    """Return the last primary as a journal's entry tells it, None where it does not.
+
+    `slots`: system -> the failover slots by this entry, or by the last one before that told them.
+    """
     node, names, lsn = (entry.intent.get(key) for key in ("primary", "synchronous", "lsn"))
     if not (isinstance(node, str) and isinstance(names, str) and isinstance(lsn, str)):
         return None
     try:
         at = datetime.fromisoformat(entry.at)
-        seen = Sighting(node, met.timeline, parse_lsn(lsn), 0.0, names, by="by the journal")
+        where, had = parse_lsn(lsn), slots.get(met.system)
+        seen = Sighting(node, met.timeline, where, 0.0, names, "by the journal", had)
     except ValueError:
         return None
     return Told(met.system, at if at.tzinfo is not None else at.replace(tzinfo=UTC), seen)

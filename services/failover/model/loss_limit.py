@@ -25,6 +25,8 @@ class Sighting:
     """Its synchronous_standby_names."""
     by: str = ""
     """Where it is remembered, if that is not beside our own journal's file."""
+    failover_slots: frozenset[str] | None = None
+    """Its failover slots; None where nobody noted them."""
 
     @property
     def position(self) -> tuple[int, int]:

@@ -88,6 +88,16 @@ class NodeState:
         """
         return self.fence_mark.startswith(f"timeline {self.server.timeline} ")
 
+    @property
+    def failover_slots(self) -> frozenset[str]:
+        """The names of its complete, permanent, logical failover slots."""
+        return frozenset(
+            slot.slot_name
+            for slot in self.slots
+            if slot.failover and not slot.temporary and slot.slot_type == "logical"
+            if slot.confirmed_flush_lsn is not None or slot.invalidation_reason is not None
+        )
+
     def setting(self, name: str) -> str:
         """Return a setting's value, "" where it is not known."""
         known = self.settings.get(name)
@@ -263,6 +273,16 @@ class View:
         """The standbys that answer, the one with the most WAL first."""
         found = [node for node in self.nodes if node.standby]
         return tuple(sorted(found, key=lambda node: (-node.received, node.name)))
+
+    @property
+    def slots_last_seen(self) -> frozenset[str] | None:
+        """The failover slots of the last primary while none takes writes, None where unknown.
+
+        A sighting on an older timeline than a standby's tells of a primary before the last one.
+        """
+        seen = self.sighting
+        newest = max((n.known_state.server.timeline for n in self.standbys), default=0)
+        return seen.failover_slots if seen is not None and seen.timeline >= newest else None
 
     def node(self, name: str) -> Node:
         """Return the node of that name. Raise KeyError for an unknown one."""

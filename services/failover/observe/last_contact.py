@@ -1,13 +1,14 @@
 """This machine's memory of the last primary, in `<journal>.seen` beside the journal.
 
 {"system": "7…", "node": "a", "timeline": 2, "lsn": "0/3000148", "at": "…Z", "synchronous": "…",
- "before": "…", "standbys": {"b": "…Z"}}
+ "before": "…", "standbys": {"b": "…Z"}, "failover_slots": ["s1"]}
 
 Every command and `watch` write it when they see a primary that takes writes: at once where more
 than its position has changed, else at most once a second. So a failover knows how far the primary
-was when it was last seen, and which standbys its commits waited for. The journal's table, which
-travels to the standbys, tells the same to whoever has no such file (`told`), but only as of the
-last run or change. It is only a lower bound: it proves what was there, never what was not.
+was when it was last seen, which failover slots it had, and which standbys its commits waited for.
+The journal's table, which travels to the standbys, tells the same to whoever has no such file
+(`told`), but only as of the last run or change. It is only a lower bound: it proves what was there,
+never what was not.
 """
 
 import contextlib
@@ -131,6 +132,9 @@ class Sightings:
         if not kept:
             return None
         seen, at = max(kept, key=lambda pair: (pair[0].position, pair[1]))
+        if seen.failover_slots is None:  # an older release wrote the note
+            others = (other.failover_slots for other, _ in kept if other.failover_slots is not None)
+            seen = replace(seen, failover_slots=next(others, None))
         return seen.aged(max(0.0, (datetime.now(UTC) - at).total_seconds()))
 
     def _told(self, view: View) -> Told | None:
@@ -149,6 +153,7 @@ class Sightings:
             written,
             0.0,
             primary.known_state.setting("synchronous_standby_names"),
+            failover_slots=primary.known_state.failover_slots,
         )
         last = self._last or self._read()
         known = last is not None and last.system == systems[0]
@@ -184,6 +189,7 @@ class Sightings:
             "synchronous": note.sighting.synchronous,
             "before": note.before,
             "standbys": {name: at.isoformat() for name, at in note.standbys.items()},
+            "failover_slots": sorted(note.sighting.failover_slots or ()),
         }
         with contextlib.suppress(OSError):
             handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
@@ -197,12 +203,14 @@ class Sightings:
             return None
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
+            slots = found.get("failover_slots")
             seen = Sighting(
                 str(found["node"]),
                 int(found["timeline"]),
                 parse_lsn(found["lsn"]),
                 0.0,
                 str(found["synchronous"]),
+                failover_slots=None if slots is None else frozenset(map(str, slots)),
             )
             at, before = datetime.fromisoformat(found["at"]), str(found["before"])
             standbys = {

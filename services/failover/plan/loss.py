@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.lsn import format_lsn
-from services.failover.checks.loss import _told_all, last_contact, losses
+from services.failover.checks.loss import _told_all, last_contact, losses, slots_not_judged
 from services.failover.plan.notes import Measured
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def require_no_loss(view: View, request: Request, chosen: Node, operation: str) 
             )
     told = [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
     notes: list[str] = [Measured(text, about=f"loss {n}") for n, text in enumerate(told)]
-    notes += _not_judged(view, chosen)
+    notes += [slots_not_judged(view), *_not_judged(view, chosen)]
     seen = view.sighting
     if seen is not None and seen.synchronous:
         notes.append(
