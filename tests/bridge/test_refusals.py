@@ -22,7 +22,7 @@ from tests.providers.interface import Provider
 from tests.providers.interface import Server as LiveServer
 from tests.providers.waiting import eventually
 
-QUICK = {"connect_deadline_ms": 1500}
+QUICK = {"connect_deadline_ms": 5000}
 
 
 def last_line(text: str) -> str:

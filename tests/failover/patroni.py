@@ -179,7 +179,7 @@ class PatroniPair:
                 "dcs": {
                     "ttl": TTL_S,
                     "loop_wait": 1,
-                    "retry_timeout": 3,
+                    "retry_timeout": 9,
                     "synchronous_mode": True,
                     "postgresql": {"use_slots": True, "parameters": SETTINGS},
                 },

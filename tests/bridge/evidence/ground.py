@@ -166,7 +166,7 @@ class Ground:
         )
         known: dict[str, Any] = {
             "prefix": self.prefix,
-            "connect_deadline_ms": 1500,
+            "connect_deadline_ms": 5000,
             "transaction_bytes_max": 2**16,
             "program": self.program,
             **settings,
