@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from spark_consumers.terminal import (
     Config,
     Json,
     exit_codes,
+    interval_seconds,
     readable,
     stop_on_signals,
     write_line,
@@ -151,7 +151,7 @@ def audit(
     from spark_consumers.restore.bars import bars
 
     with exit_codes(as_json=as_json):
-        settings, interval_s = load_settings(config), _seconds(repeat)
+        settings, interval_s = load_settings(config), interval_seconds(repeat)
         stop = stop_on_signals()
         names, code = tuple(table or ()), ExitCode.OK
         with _session(settings) as spark, bars() as progress:
@@ -194,13 +194,21 @@ def rebuild(
 def unpark(
     config: Config,
     table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
+    *,
+    accept_dead_letters: Annotated[
+        bool,
+        typer.Option(
+            "--accept-dead-letters",
+            help="Without the events that Kafka has refused up to the last epoch.",
+        ),
+    ] = False,
 ) -> None:
     """Ask `run` to bring parked tables to the others' epoch, with everything that they lack.
 
     First remove the reason why they were refused; a table that is refused again stays parked.
     """
     with exit_codes(as_json=False), _operating(config) as operator:
-        for name in operator.unpark(table):
+        for name in operator.unpark(table, accept_dead_letters=accept_dead_letters):
             write_line(f"{name}: `slottables run` brings it to the others with its next epoch")
 
 
@@ -366,16 +374,6 @@ def _session(settings: Settings) -> Iterator["SparkSession"]:
         yield spark
     finally:
         spark.stop()
-
-
-def _seconds(text: str) -> float:
-    """Read a time such as 90s, 15m or 1h; 0 for an empty text. Raise SettingsError for others."""
-    match = re.fullmatch(r"([0-9]+)([smh])", text)
-    if text and match is None:
-        raise SettingsError(
-            f"{text!r} is not a time", operation="read the command line", hint="--repeat 1h"
-        )
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
 
 
 def _lsn(text: str) -> int:

@@ -22,7 +22,7 @@ from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, staging
 from spark_consumers.iceberg.maintenance import Maintained
-from spark_consumers.iceberg.tables import Tables
+from spark_consumers.iceberg.tables import NEVER, Tables
 
 log = structlog.get_logger()
 
@@ -90,10 +90,16 @@ class Operator:
             yield name
         ledger.ask(self._spark, f"rebuild cancelled at {time.time()}")
 
-    def unpark(self, names: Sequence[str]) -> Iterator[str]:
-        """Let `run` bring parked tables to the others; raise SettingsError for one not parked."""
+    def unpark(self, names: Sequence[str], *, accept_dead_letters: bool = False) -> Iterator[str]:
+        """Let `run` bring parked tables to the others; raise SettingsError for one not parked.
+
+        With `accept_dead_letters`, a table returns without the events that Kafka has refused up to
+        the last epoch; for a later one, the table is refused again.
+        """
         ledger = Ledger(self._tables.namespace, self._settings)
-        parked = self._parked(ledger)
+        record = ledger.last(self._spark)
+        parked = record.parked if record else {}
+        accepted = record.commit_lsn if record and accept_dead_letters else NEVER
         for name in names:
             if name not in parked:
                 raise SettingsError(
@@ -102,7 +108,7 @@ class Operator:
                     subject=self._tables.namespace,
                     hint=f"parked tables: {', '.join(sorted(parked)) or 'none'}",
                 )
-            ledger.unpark(self._spark, {name: parked[name]})
+            ledger.unpark(self._spark, {name: parked[name]}, accepted_lsn=accepted)
             yield name
 
     def _parked(self, ledger: Ledger) -> dict[str, ParkedTable]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import sys
 import threading
@@ -87,3 +88,13 @@ def exit_codes(*, as_json: bool) -> Iterator[None]:
             write_line(json.dumps(document | {"exit_code": int(error.exit_code)}))
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(int(error.exit_code)) from None
+
+
+def interval_seconds(text: str) -> float:
+    """Read a time such as 90s, 15m or 1h; 0 for an empty text. Raise SettingsError for others."""
+    match = re.fullmatch(r"([0-9]+)([smh])", text)
+    if text and match is None:
+        raise SettingsError(
+            f"{text!r} is not a time", operation="read the command line", hint="--repeat 1h"
+        )
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0

@@ -235,13 +235,8 @@ class EpochRunner:
 
     def _refused_by_kafka(self, cut: Cut) -> dict[str, int]:
         """Count the events that Kafka has refused and tables do without; refuse other tables."""
-        stop = self._settings.on_dead_letter == "stop"
-        others, held = self.parking.positions(), self.parking.held
-        refuse = self.parking.refuse if stop else None
-        done = self._record.commit_lsn
-        return incomplete_tables.refused(
-            *(self._dead, done, cut), others=others, held=held, refuse=refuse
-        )
+        stop, done = self._settings.on_dead_letter == "stop", self._record.commit_lsn
+        return incomplete_tables.refused(self._dead, done, cut, self.parking, stop=stop)
 
     def _cut(self) -> Cut | None:
         waiting = self._log.waiting()[1]

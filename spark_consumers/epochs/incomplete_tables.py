@@ -6,13 +6,15 @@ merged by key. A property says so, written down before anything of the epoch is;
 table is dropped and made anew.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
+from schemas.errors import ExitCode, OperatorNeeded
+from spark_consumers.epochs.parking import Parking
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State
 from spark_consumers.kafka.shapes import DeadLetters
@@ -22,41 +24,38 @@ log = structlog.get_logger()
 
 
 def refused(
-    letters: DeadLetters,
-    after_lsn: int,
-    cut: Cut,
-    *,
-    others: Mapping[str, int],
-    held: Callable[[str], bool],
-    refuse: Callable[[str, SlotbridgeError], None] | None,
+    letters: DeadLetters, after_lsn: int, cut: Cut, parking: Parking, *, stop: bool
 ) -> dict[str, int]:
     """Count the events in the cut that Kafka has refused, by table.
 
-    `after_lsn`: the commit LSN that the tables have; `others`: that of tables that have another.
-    Tables that the epoch leaves alone (`held`) are left out, but their dead letters are kept for
-    their return. With `refuse`, each table is given to it instead.
+    `after_lsn`: the commit LSN that the tables have; that of parked ones is another. Tables that
+    the epoch leaves alone are left out, but their dead letters are kept for their return. With
+    `stop`, each other table is refused, unless an operator has accepted its dead letters.
     """
-    found: dict[str, int] = {}
+    others = parking.positions()
+    found: Counter[str] = Counter()
     for letter in letters.between(min([after_lsn, *others.values()]), cut.commit_lsn):
-        had = letter.position.commit_lsn <= others.get(letter.table, after_lsn)
-        if had or held(letter.table):
+        name, at_lsn = letter.table, letter.position.commit_lsn
+        if at_lsn <= others.get(name, after_lsn) or parking.held(name):
             continue
-        if refuse is not None:
-            error = OperatorNeeded(
-                f"Kafka has refused an event of {letter.table} ({letter.reason}), with seq "
-                f"{letter.position.seq}: its table would lack it",
-                operation="read dead letters",
-                subject=letters.topic,
-                lsn=letter.position.commit_lsn,
-                hint="tables.on_dead_letter: report goes on without it; repair the row from "
-                "the dead letter, or rebuild the table",
-                exit_code=ExitCode.RECORD_REFUSED,
-            )
-            refuse(letter.table, error)
-        else:
-            found[letter.table] = found.get(letter.table, 0) + 1
-    for table, count in found.items():
-        log.warning("the table lacks events that Kafka has refused", table=table, count=count)
+        if not stop or at_lsn <= parking.accepted.get(name, NEVER):
+            found[name] += 1
+            continue
+        error = OperatorNeeded(
+            f"Kafka has refused an event of {name} ({letter.reason}), with seq "
+            f"{letter.position.seq}: its table would lack it",
+            operation="read dead letters",
+            subject=letters.topic,
+            lsn=at_lsn,
+            hint=f"`slottables unpark --table {name} --accept-dead-letters` brings a parked table "
+            "back without the event; with tables.on_refused_table: stop, set tables.on_dead_letter "
+            f"to report. Once Kafka takes such rows, `slotbridge snapshot start {name}` sends them",
+            exit_code=ExitCode.RECORD_REFUSED,
+        )
+        parking.refuse(name, error)
+        del found[name]
+    for name, count in found.items():
+        log.warning("the table lacks events that Kafka has refused", table=name, count=count)
     return found
 
 

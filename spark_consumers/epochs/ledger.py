@@ -38,7 +38,9 @@ NAME = "_epochs"
 _EXPIRED_EVERY = 64
 ASKED = "slotbridge.asked"
 UNPARK = "slotbridge.unpark"
-"""Properties of the record's table. UNPARK: {source table: `at_ms` of the parking to be ended}."""
+ACCEPTED = "slotbridge.accepted_dead_letters"
+"""Properties of the record's table. UNPARK: {source table: `at_ms` of the parking to be ended};
+ACCEPTED: {table of UNPARK: commit LSN}, the table returns without its dead letters up to there."""
 _ASKING_MAX = 20
 _PROPERTIES = {"commit.retry.num-retries": "0", "write.metadata.compression-codec": "gzip"}
 """With retries, Iceberg would put a record after one that another writer has added meanwhile. Each
@@ -78,6 +80,17 @@ class ParkedTable(NamedTuple):
     place: Place | None
     events: int | None
     counted_after: int
+
+
+class Unpark(NamedTuple):
+    """The request of an operator that the table which was parked `at_ms` return.
+
+    `accepted_lsn`: it may lack the events that Kafka has refused up to this commit LSN, NEVER for
+    none.
+    """
+
+    at_ms: int
+    accepted_lsn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,20 +207,42 @@ class Ledger:
             return ""
         return catalog.properties(catalog.load(spark, self.identifier)).get(ASKED, "")
 
-    def unparked(self, spark: SparkSession) -> dict[str, int]:
-        """Return the parkings that an operator has ended: table -> their `at_ms`."""
+    def unparked(self, spark: SparkSession) -> dict[str, Unpark]:
+        """Return the tables that an operator wants to return, each with what was asked."""
         if not spark.catalog.tableExists(self.identifier):
             return {}
-        found = catalog.properties(catalog.load(spark, self.identifier)).get(UNPARK, "{}")
-        return {str(name): int(at_ms) for name, at_ms in json.loads(found).items()}
+        found = catalog.properties(catalog.load(spark, self.identifier))
+        accepted = json.loads(found.get(ACCEPTED, "{}"))
+        return {
+            str(name): Unpark(int(at_ms), int(accepted.get(name, NEVER)))
+            for name, at_ms in json.loads(found.get(UNPARK, "{}")).items()
+        }
 
-    def unpark(self, spark: SparkSession, parked: Mapping[str, ParkedTable]) -> None:
-        """Let `run` bring parked tables to the others; requests for tables not parked now go."""
+    def unpark(
+        self,
+        spark: SparkSession,
+        parked: Mapping[str, ParkedTable],
+        *,
+        accepted_lsn: int = NEVER,
+    ) -> None:
+        """Let `run` bring parked tables to the others; requests for tables not parked now go.
+
+        `accepted_lsn`: without the events that Kafka has refused up to this commit LSN.
+        """
+        asked = {n: Unpark(found.parked.at_ms, accepted_lsn) for n, found in parked.items()}
+        self._set_unparked(spark, self.unparked(spark) | asked)
+
+    def _set_unparked(self, spark: SparkSession, asked: Mapping[str, Unpark]) -> None:
         record = self.last(spark)
         now = record.parked if record else {}
-        asked = self.unparked(spark) | {n: found.parked.at_ms for n, found in parked.items()}
-        kept = {n: at_ms for n, at_ms in asked.items() if n in now and now[n].parked.at_ms == at_ms}
-        self._set(spark, {UNPARK: json.dumps(kept), ASKED: f"unpark at {time.time()}"})
+        kept = {n: r for n, r in asked.items() if n in now and now[n].parked.at_ms == r.at_ms}
+        accepted = {n: r.accepted_lsn for n, r in kept.items() if r.accepted_lsn != NEVER}
+        values = {
+            UNPARK: json.dumps({name: request.at_ms for name, request in kept.items()}),
+            ACCEPTED: json.dumps(accepted),
+            ASKED: f"unpark at {time.time()}",
+        }
+        self._set(spark, values)
 
     @_AGAIN
     def _set(self, spark: SparkSession, values: Mapping[str, str]) -> None:

@@ -61,6 +61,8 @@ class Parking:
         """The tables that were parked since the last epoch, with the reason."""
         self.rebuilding: set[str] = set()
         """The tables that can't return yet, as their rebuild goes on."""
+        self.accepted: dict[str, int] = {}
+        """Tables that are to return -> up to which commit LSN they may lack their dead letters."""
 
     def recall(self, record: EpochRecord, follows: Callable[[str], bool]) -> None:
         """Take over what the record and the tables themselves tell."""
@@ -121,15 +123,23 @@ class Parking:
         return {name: found.counted_after for name, found in self.tables.items()}
 
     def look(self) -> None:
-        """See which parked tables an operator wants to return."""
-        asked = self._ledger.unparked(self._spark)
-        for name, found in self.tables.items():
-            if asked.get(name) == found.parked.at_ms and name not in self._returning:
-                self._returning.add(name)
-                log.info("a parked table is to return", table=name)
-        self._returning |= {
-            name for name, source in self._sums.items() if source in self._returning
-        } & set(self.tables)
+        """See which parked tables an operator wants to return, or no more."""
+        asked = {
+            name: request
+            for name, request in self._ledger.unparked(self._spark).items()
+            if name in self.tables and request.at_ms == self.tables[name].parked.at_ms
+        }
+        self.accepted = {name: request.accepted_lsn for name, request in asked.items()}
+        dropped = {name for name in self._returning if name not in self._states}
+        returning = dropped | asked.keys()
+        returning |= {n for n, source in self._sums.items() if source in returning} & set(
+            self.tables
+        )
+        for name in sorted(returning - self._returning):
+            log.info("a parked table is to return", table=name)
+        for name in sorted(self._returning - returning):
+            log.info("a parked table is to stay parked", table=name)
+        self._returning = returning
 
     @contextmanager
     def judging(self, name: str) -> Iterator[None]:
@@ -215,10 +225,11 @@ def require_none_parked(tables: Mapping[str, ParkedTable]) -> None:
     for name, found in sorted(tables.items()):
         note = found.parked
         others = f", and {len(tables) - 1} more" if len(tables) > 1 else ""
+        unpark = f"; then `slottables unpark --table {name}`"
         raise OperatorNeeded(
             f"the table is parked{others}: {note.reason}",
             operation="bring tables up to date",
             subject=name,
             lsn=note.at_lsn,
-            hint=f"{note.remedy}; then `slottables unpark --table {name}`",
+            hint=note.remedy + ("" if "slottables unpark" in note.remedy else unpark),
         )

@@ -45,10 +45,14 @@ def record(pipeline: Pipeline) -> EpochRecord:
     return found
 
 
+def properties(pipeline: Pipeline, table: str = "bad") -> dict[str, str]:
+    return catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(table)))
+
+
 def noted(pipeline: Pipeline, table: str = "bad") -> dict[str, object] | None:
     """The note that a reader of the Iceberg table sees."""
-    properties = catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(table)))
-    found: dict[str, object] | None = json.loads(properties.get(catalog.PARKED, "null"))
+    note = properties(pipeline, table).get(catalog.PARKED, "null")
+    found: dict[str, object] | None = json.loads(note)
     return found
 
 
@@ -374,8 +378,7 @@ def test_a_table_left_out_for_an_epoch_returns_without_what_kafka_has_lost_and_s
         pipeline.apply()
     assert "not judged: whether Kafka has all" in " ".join(line["event"] for line in told)
     assert ids(pipeline, "bad") == [1, 2, 4, 5, 6]
-    properties = catalog.properties(catalog.load(pipeline.spark, pipeline.identifier("bad")))
-    assert catalog.LACKS in properties
+    assert catalog.LACKS in properties(pipeline)
 
 
 def test_dead_letters_of_a_parked_table_are_known_when_it_returns(
@@ -401,6 +404,73 @@ def test_dead_letters_of_a_parked_table_are_known_when_it_returns(
     assert not pipeline.apply().refused
     assert ids(pipeline, "bad") == [1, 2, 3, 5, 6, 7]
     assert noted(pipeline) is None
+
+
+def test_a_table_goes_on_without_dead_letters_once_an_operator_accepts_them(
+    pipeline: Pipeline,
+) -> None:
+    """Those of which the last epoch before the command knows, and no later ones."""
+    operator = Operator(pipeline.spark, pipeline.settings)
+
+    def letter(number: int) -> None:
+        with pipeline.publisher.transaction() as t:
+            t.insert(GOOD, {"id": number, "v": "v"})
+            dead_letter(t)
+
+    letter(2)
+    assert NAME in pipeline.apply().refused
+    note = noted(pipeline)
+    assert note is not None
+    assert f"slottables unpark --table {NAME} --accept-dead-letters" in str(note["remedy"])
+    assert "rebuild" not in str(note["remedy"])
+    both(pipeline, 3)
+    pipeline.apply()
+    assert list(operator.unpark([NAME], accept_dead_letters=True)) == [NAME]
+    pipeline.runner.look_for_requests()
+    letter(4)
+    assert NAME in pipeline.apply().refused, "nobody knew of this one"
+    assert record(pipeline).parked[NAME].parked.at_lsn == pipeline.publisher.commit_lsn
+    assert ids(pipeline, "bad") == [1]
+    assert catalog.LACKS not in properties(pipeline)
+    unpark(pipeline)
+    both(pipeline, 5)
+    pipeline.apply()
+    both(pipeline, 6)
+    assert NAME in pipeline.apply().refused, "what was accepted holds for one return"
+    assert list(operator.unpark([NAME], accept_dead_letters=True)) == [NAME]
+    pipeline.restart()
+    both(pipeline, 7)
+    report = pipeline.apply()
+    assert (report.refused, report.dead_letters) == ({}, 2)
+    assert ids(pipeline, "bad") == [1, 3, 5, 6, 7]
+    assert noted(pipeline) is None
+    assert catalog.LACKS in properties(pipeline)
+    letter(8)
+    assert NAME in pipeline.apply().refused
+
+
+def test_a_rebuild_of_a_table_with_dead_letters_waits_for_an_operator_to_accept_them(
+    pipeline: Pipeline,
+) -> None:
+    operator = Operator(pipeline.spark, pipeline.settings)
+    with pipeline.publisher.transaction() as t:
+        t.insert(BAD, {"id": 2, "v": "2"})
+        dead_letter(t)
+    pipeline.apply()
+    pipeline.spark.sql(f"DELETE FROM {pipeline.identifier('bad')} WHERE id = 1")
+    assert list(operator.rebuild([NAME])) == [NAME]
+    pipeline.restart()
+    both(pipeline, 3)
+    assert "Kafka has refused an event" in pipeline.apply().refused[NAME]
+    assert catalog.REBUILD in properties(pipeline)
+    assert list(operator.unpark([NAME], accept_dead_letters=True)) == [NAME]
+    pipeline.runner.look_for_requests()
+    both(pipeline, 4)
+    assert not pipeline.apply().refused
+    assert ids(pipeline, "bad") == [1, 2, 3, 4]
+    assert catalog.REBUILD not in properties(pipeline)
+    assert catalog.LACKS in properties(pipeline)
+    assert not record(pipeline).parked
 
 
 def test_a_dropped_table_that_is_refused_when_it_is_filled_returns_with_all_rows(
