@@ -177,14 +177,15 @@ def rebuild(
     table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
     *,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="End a rebuild: the table stays as it is.")
+        bool, typer.Option("--cancel", help="End a rebuild: the table stays as it is, also parked.")
     ] = False,
 ) -> None:
     """Ask `run` to fill tables from Kafka anew, beside its epochs. Old rows stay until then."""
     with exit_codes(as_json=False), _operating(config) as operator:
         if cancel:
-            for name in operator.cancel_rebuild(table):
-                write_line(f"{name}: its rebuild is cancelled; it goes on with the epochs as it is")
+            for name, parked in operator.cancel_rebuild(table):
+                then = "stays parked" if parked else "goes on with the epochs as it is"
+                write_line(f"{name}: its rebuild is cancelled; it {then}")
             return
         for name in operator.rebuild(table):
             write_line(f"{name}: `slottables run` makes it anew beside its epochs")

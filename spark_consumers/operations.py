@@ -68,14 +68,16 @@ class Operator:
             yield name
         ledger.ask(self._spark, f"rebuild at {time.time()}")
 
-    def cancel_rebuild(self, names: Sequence[str]) -> Iterator[str]:
-        """End the rebuilds of tables: each stays as it is, and goes on with the epochs.
+    def cancel_rebuild(self, names: Sequence[str]) -> Iterator[tuple[str, bool]]:
+        """End the rebuilds of tables: (table, whether it is parked) of each.
 
-        Raise SettingsError for one that is not being rebuilt. What `run` has under way for it
-        comes to nothing.
+        The table stays as it is, and goes on with the epochs; a parked one stays parked. Raise
+        SettingsError for one that is not being rebuilt. What `run` has under way for it comes to
+        nothing.
         """
         states = self._tables.states(self._spark)
         ledger = Ledger(self._tables.namespace, self._settings)
+        parked = self._parked(ledger)
         for name in names:
             state = states.get(name)
             if state is None or not state.rebuild:
@@ -86,8 +88,10 @@ class Operator:
                     subject=self._tables.namespace,
                     hint=f"tables that are being rebuilt: {', '.join(rebuilt) or 'none'}",
                 )
+            if name in parked:  # first: it is not to return without the rebuild
+                ledger.leave_parked(self._spark, name)
             staging.end_side(catalog.load(self._spark, state.identifier))
-            yield name
+            yield name, name in parked
         ledger.ask(self._spark, f"rebuild cancelled at {time.time()}")
 
     def unpark(self, names: Sequence[str], *, accept_dead_letters: bool = False) -> Iterator[str]:

@@ -187,6 +187,7 @@ class EpochRunner:
             return None
         epoch = self._record.epoch + 1
         self.parking.begin(self._record, cut.commit_lsn, self._states)
+        self.rebuilds.drop_reshaped(cut.commit_lsn)
         without = self._refused_by_kafka(cut)
         opened = self._open(cut)
         anew = incomplete_tables.made_anew(self._dead, opened)

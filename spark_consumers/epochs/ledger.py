@@ -232,6 +232,10 @@ class Ledger:
         asked = {n: Unpark(found.parked.at_ms, accepted_lsn) for n, found in parked.items()}
         self._set_unparked(spark, self.unparked(spark) | asked)
 
+    def leave_parked(self, spark: SparkSession, name: str) -> None:
+        """Let `run` leave a parked table parked: nobody wants it to return any more."""
+        self._set_unparked(spark, {n: r for n, r in self.unparked(spark).items() if n != name})
+
     def _set_unparked(self, spark: SparkSession, asked: Mapping[str, Unpark]) -> None:
         record = self.last(spark)
         now = record.parked if record else {}

@@ -11,8 +11,7 @@ note, and the rebuild goes on from both. A topic that is not in the order of its
 has published lost events again) is read once more, in one part.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -148,12 +147,16 @@ class Rebuilds:
                     raise
         self._parking.rebuilding = {n for n, s in states.items() if s.rebuild} - self.ready.keys()
 
+    def drop_reshaped(self, cut_lsn: int) -> None:
+        """Let those begin anew whose tables have another shape at the cut; parked ones wait."""
+        for name, note in list(self.ready.items()):
+            if any(shape.since > note.shape for shape in self._topics.shapes.upto(name, cut_lsn)):
+                del self.ready[name]
+                self._parking.rebuilding.add(name)
+
     def opened(self, name: str, table: OpenTable, shapes: Sequence[Shape]) -> OpenTable:
         """Return a table as an epoch is to write it: one that is ready to the rebuild's branch."""
         note = self.ready.get(name)
-        if note is not None and shapes[-1].since > note.shape:
-            del self.ready[name]  # it begins anew, by the new shape
-            note = None
         if note is None:
             return table
         replaced = replaced_since(shapes, note)
@@ -351,7 +354,7 @@ class Rebuilds:
                 replaced=replaced,
                 large=not begins and self._is_large(base),
             )
-            with self._marked(), self._staging.writing():
+            with self._staging.writing_part():
                 write_table(Work(ours, summary, used), without(own, bad))
         # What is no event of a table may be of what comes next, which an epoch counts.
         ends = {row.partition: row.end for row in parts.own_ends(part.events).collect()}
@@ -370,17 +373,6 @@ class Rebuilds:
         return is_large(
             catalog.summary_of(None if base.side is None else table.snapshot(base.side))
         )
-
-    @contextlib.contextmanager
-    def _marked(self) -> Iterator[None]:
-        """Let snapshots tell that a rebuild has written them, and no epoch."""
-        for name in (catalog.EPOCH, catalog.COMMIT_LSN):
-            self._spark.conf.unset(catalog.SUMMARY_OPTION + name)
-        self._spark.conf.set(catalog.SUMMARY_OPTION + catalog.REBUILD, "part")
-        try:
-            yield
-        finally:
-            self._spark.conf.unset(catalog.SUMMARY_OPTION + catalog.REBUILD)
 
     def _put_aside(
         self, events: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]

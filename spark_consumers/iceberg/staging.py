@@ -106,6 +106,18 @@ class Staging:
         finally:
             self._spark.conf.unset(_WRITE_TO)
 
+    @contextlib.contextmanager
+    def writing_part(self) -> Iterator[None]:
+        """As `writing`; let snapshots tell that a rebuild has written them, and no epoch."""
+        for name in (catalog.EPOCH, catalog.COMMIT_LSN):
+            self._spark.conf.unset(catalog.SUMMARY_OPTION + name)
+        self._spark.conf.set(catalog.SUMMARY_OPTION + catalog.REBUILD, "part")
+        try:
+            with self.writing():
+                yield
+        finally:
+            self._spark.conf.unset(catalog.SUMMARY_OPTION + catalog.REBUILD)
+
     def written(self, base: Base) -> Base:
         """Return the base with the last snapshot of its branch: only that snapshot is adopted."""
         table = catalog.load(self._spark, base.identifier)

@@ -9,7 +9,7 @@ from schemas.errors import ExitCode, Retryable, SettingsError
 from spark_consumers.epochs import rebuilds
 from spark_consumers.iceberg import catalog, staging
 from spark_consumers.operations import Operator
-from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_rebuilds import (
     ITEMS,
     NAME,
@@ -19,7 +19,11 @@ from tests.spark_consumers.test_rebuilds import (
     damage,
     finish,
     load,
+    park,
+    properties,
+    record,
     require_done,
+    tell,
     whole,
 )
 
@@ -29,8 +33,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark_consumers.epochs.rebuilds.PART_EVENTS", PART)
 
 
-def cancel(pipeline: Pipeline) -> None:
-    assert list(Operator(pipeline.spark, pipeline.settings).cancel_rebuild([NAME])) == [NAME]
+def cancel(pipeline: Pipeline, *, parked: bool = False) -> None:
+    operator = Operator(pipeline.spark, pipeline.settings)
+    assert list(operator.cancel_rebuild([NAME])) == [(NAME, parked)]
 
 
 def assert_as_it_was(pipeline: Pipeline, damaged: list[tuple[Any, ...]]) -> None:
@@ -114,3 +119,37 @@ def test_what_is_not_rebuilt_can_not_be_cancelled(pipeline: Pipeline) -> None:
     assert catalog.REBUILD not in catalog.properties(
         catalog.load(pipeline.spark, pipeline.identifier("items"))
     )
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_parked_table_stays_parked_when_its_rebuild_is_cancelled(
+    new_pipeline: NewPipeline, parts: int, *, restart: bool
+) -> None:
+    pipeline = new_pipeline(on_refused_table="park")
+    load(pipeline, 4)
+    before = whole(pipeline)
+    park(pipeline)
+    ask(pipeline)
+    for _ in range(parts):
+        pipeline.step()
+    cancel(pipeline, parked=True)
+    if restart:
+        pipeline.restart()
+    else:
+        pipeline.runner.look_for_requests()
+    assert not asked(pipeline)
+    tell(pipeline, 50)
+    pipeline.apply()
+    assert not pipeline.runner.works_alone
+    assert NAME in record(pipeline).parked
+    assert catalog.PARKED in properties(pipeline)
+    assert whole(pipeline) == before
+    assert list(Operator(pipeline.spark, pipeline.settings).unpark([NAME])) == [NAME]
+    pipeline.runner.look_for_requests()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 99, "g": 2, "v": "later"})
+    pipeline.apply()
+    assert [row for row in whole(pipeline) if row[0] != 99] == before
+    assert len(whole(pipeline)) == len(before) + 1
+    require_done(pipeline)

@@ -405,6 +405,15 @@ def set_aside_bad_events(pipeline: Pipeline) -> None:
     pipeline.restart()
 
 
+def park(pipeline: Pipeline) -> None:
+    """The table is refused because of an event that the quarantine takes from now on."""
+    with pipeline.publisher.transaction() as t:
+        t.raw(ITEMS, "no JSON")
+        t.insert(LOG, {"n": 1})
+    assert NAME in pipeline.apply().refused
+    set_aside_bad_events(pipeline)
+
+
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_parked_table_that_has_nothing_yet(new_pipeline: NewPipeline, epochs: int) -> None:
     pipeline = new_pipeline(on_refused_table="park")
@@ -492,16 +501,10 @@ def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: New
     pipeline = new_pipeline(on_refused_table="park")
     load(pipeline)
     before = whole(pipeline)
-    with pipeline.publisher.transaction() as t:
-        t.raw(ITEMS, "no JSON")
-        t.insert(LOG, {"n": 1})
-    assert NAME in pipeline.apply().refused
+    park(pipeline)
     with pipeline.publisher.transaction() as t:
         t.insert(ITEMS, {"id": 77, "g": 7, "v": "while it was parked"})
     pipeline.apply()
-    changed = pipeline.tables.model_copy(update={"on_bad_event": "quarantine"})
-    pipeline.settings = pipeline.settings.model_copy(update={"tables": changed})
-    pipeline.restart()
     ask(pipeline)
     steps = 0
     while asked(pipeline):
@@ -516,6 +519,38 @@ def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: New
     assert catalog.PARKED not in properties(pipeline)
     assert not record(pipeline).parked
     assert {row.id for row in pipeline.rows("items")} == {row[0] for row in before} | {77}
+    require_done(pipeline)
+
+
+def test_a_parked_table_never_returns_without_the_rebuild_that_was_asked_for(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch that was to make the rebuild the table changes the shape: it begins anew."""
+    monkeypatch.setattr("spark_consumers.epochs.rebuilds.PART_EVENTS", 1000)
+    pipeline = new_pipeline(on_refused_table="park")
+    load(pipeline, 3)
+    before = damage(pipeline)
+    damaged = whole(pipeline)
+    park(pipeline)
+    ask(pipeline)
+    wider = SourceTable("items", {**ITEMS.columns, "w": ("int4", -1)}, missing={"w": 7})
+    pipeline.publisher.reshape(wider)
+    with pipeline.publisher.transaction() as t:
+        t.insert(wider, {"id": 99, "g": 1, "v": "new", "w": 5})
+        t.insert(LOG, {"n": 2})
+    with structlog.testing.capture_logs() as told:
+        report = pipeline.step()
+    assert report
+    assert "a part of a rebuild is done" in [line["event"] for line in told]
+    assert not report.refused
+    assert NAME in record(pipeline).parked
+    assert catalog.PARKED in properties(pipeline)
+    assert [row[:3] for row in whole(pipeline)] == [row[:3] for row in damaged]
+    pipeline.apply()
+    finish(pipeline)
+    found = {row.id: row.w for row in pipeline.rows("items")}
+    assert found == {row[0]: 7 for row in before} | {99: 5}
+    assert not record(pipeline).parked
     require_done(pipeline)
 
 
