@@ -61,6 +61,7 @@ class Operator:
                     "running. `slottables rebuild --cancel` ends it. A parked table whose rebuild "
                     "waits: `slottables unpark`",
                 )
+            staging.warn_emptied(name, state.kept)
             table = catalog.load(self._spark, state.identifier)
             catalog.set_property(table, catalog.REBUILD, uuid.uuid4().hex)
             if name in parked:

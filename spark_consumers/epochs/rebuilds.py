@@ -218,6 +218,7 @@ class Rebuilds:
         note = RebuildNote(asked, self._topic_id(name), shape, whole=whole)
         staging.begin_side(table, note.text())
         log.info("a rebuild begins", table=name, whole=whole)
+        staging.warn_emptied(name, state.kept)
         return note
 
     def _part(

@@ -18,15 +18,17 @@ A rebuild has a branch of its own in the table, REBUILT, which stays from epoch 
 
 import contextlib
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import structlog
 from pyspark.sql import SparkSession
 
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.tables import State, is_large, merge_mode, state_of
 from spark_consumers.sql import quoted
 
+log = structlog.get_logger()
 BRANCH = "slotbridge_epoch"
 """How the names of the branches begin."""
 REBUILT = "slotbridge_rebuild"
@@ -200,6 +202,18 @@ def begin_side(table: Any, note: str) -> None:
         manage.removeBranch(REBUILT)
     manage.createBranch(*([REBUILT] if snapshot is None else [REBUILT, snapshot])).commit()
     transaction.commitTransaction()
+
+
+def warn_emptied(source: str, kept: Sequence[str]) -> None:
+    """Warn of the columns that a rebuild leaves without values, as the source has them no more."""
+    if kept:
+        log.warning(
+            "a rebuild empties columns that the source has no more",
+            table=source,
+            columns=list(kept),
+            remedy=f"to keep their values, `slottables rebuild --table {source} --cancel`; or copy "
+            "them from the table or, once it is rebuilt, from its older tags",
+        )
 
 
 def end_side(table: Any) -> None:

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -664,6 +664,33 @@ def test_a_column_that_comes_meanwhile(pipeline: Pipeline) -> None:
     found = {row.id: row.w for row in pipeline.rows("items")}
     assert found == {row[0]: 7 for row in before} | {99: 5}
     require_done(pipeline)
+
+
+def test_a_rebuild_says_which_columns_it_empties_before_it_does(pipeline: Pipeline) -> None:
+    """Columns that the source has dropped, whose values only the old rows have."""
+    wider = SourceTable("items", {**ITEMS.columns, "w": ("int4", -1)})
+    pipeline.publisher.announce(wider)
+    with pipeline.publisher.transaction() as t:
+        t.insert(wider, {"id": 1, "g": 1, "v": "v", "w": 5})
+    pipeline.apply()
+    pipeline.publisher.reshape(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 2, "g": 1, "v": "v"})
+    pipeline.apply()
+    assert [(row.id, row.w) for row in pipeline.rows("items")] == [(1, 5), (2, None)]
+    with structlog.testing.capture_logs() as told:
+        ask(pipeline)
+    assert (NAME, ["w"]) in emptied(told)
+    with structlog.testing.capture_logs() as told:
+        finish(pipeline)
+    assert (NAME, ["w"]) in emptied(told)
+    assert [(row.id, row.w) for row in pipeline.rows("items")] == [(1, None), (2, None)]
+
+
+def emptied(told: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """The tables and columns of which log lines say that a rebuild empties them."""
+    what = "a rebuild empties columns that the source has no more"
+    return [(line["table"], line["columns"]) for line in told if line["event"] == what]
 
 
 def test_a_reader_in_a_loop_sees_the_old_table_or_the_new_one(
