@@ -53,7 +53,7 @@ def assert_as_it_was(pipeline: Pipeline, damaged: list[tuple[Any, ...]]) -> None
 
 @pytest.mark.parametrize("parts", [0, 2])
 def test_a_cancelled_rebuild_leaves_the_table_as_it_is(pipeline: Pipeline, parts: int) -> None:
-    load(pipeline, 10)
+    load(pipeline, 5)
     before = damage(pipeline)
     damaged = whole(pipeline)
     ask(pipeline)
@@ -80,7 +80,7 @@ def test_a_cancelled_rebuild_leaves_the_table_as_it_is(pipeline: Pipeline, parts
 def test_it_is_cancelled_in_the_middle_of_a_part_or_of_the_last_epoch(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, place: Any, function: str
 ) -> None:
-    load(pipeline, 10)
+    load(pipeline, 3)
     damage(pipeline)
     damaged = whole(pipeline)
     ask(pipeline)
