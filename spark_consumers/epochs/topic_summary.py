@@ -27,6 +27,7 @@ class TopicSummary:
     late: int = 0
     keyless_rows: int = 0
     identified_rows: int = 0
+    snapshot_rows: int = 0
     seen_lsn: int = 0
     lsn_max: int = 0
     ts_us_max: int = 0
@@ -45,6 +46,7 @@ class TopicSummary:
         self.late += row.late
         self.keyless_rows += row.keyless_rows
         self.identified_rows += row.identified_rows
+        self.snapshot_rows += row.snapshot_rows
         self.seen_lsn = max(self.seen_lsn, row.seen_lsn or 0)
         self.lsn_max = max(self.lsn_max, row.lsn_max or 0)
         self.ts_us_max = max(self.ts_us_max, row.ts_us_max or 0)
@@ -89,7 +91,11 @@ class TopicSummary:
             )
 
     def require_fits(self, shape: Shape, *, keyed: bool) -> None:
-        """Raise for events that don't belong to the table, or (`keyed`) can't be applied to it."""
+        """Raise for events that don't belong to the table, or (`keyed`) can't be applied to it.
+
+        Rows of a snapshot are inserts of a table without a key: the bridge sends each of them once,
+        or refuses the table (docs/SNAPSHOTS.md).
+        """
         wrong = self.tables - {(shape.schema, shape.table)}
         if wrong:
             raise OperatorNeeded(
@@ -100,7 +106,7 @@ class TopicSummary:
             )
         if not keyed:
             return
-        if shape.keyless and self.identified_rows:
+        if shape.keyless and self.identified_rows > self.snapshot_rows:
             raise BadInput(
                 f"{shape.name} has no key, and rows of it are updated or deleted",
                 operation="read events",

@@ -119,6 +119,7 @@ def summary(events: DataFrame) -> DataFrame:
     refused                how many such records there are
     keyless_rows           rows without a Kafka key
     identified_rows        updates, deletes, and rows of a snapshot
+    snapshot_rows          of these, rows of a snapshot
     seen_lsn               what commits before it may be in a snapshot's rows already, else NULL
     truncates              positions of truncates, with their commit times
     lsn_max, ts_us_max     the last commit LSN and commit time
@@ -136,6 +137,7 @@ def summary(events: DataFrame) -> DataFrame:
         "refused": f"count_if(NOT {IS_EVENT})",
         "keyless_rows": f"count_if({own_row} AND key IS NULL)",
         "identified_rows": f"count_if({own} AND op IN ('u', 'd', 'r'))",
+        "snapshot_rows": f"count_if({own} AND op = 'r')",
         "seen_lsn": f"max(CASE WHEN {own} AND op = 'r' THEN lsn END)",
         "truncates": f"collect_set(CASE WHEN {own} AND op = 't' THEN"
         " struct(commit_lsn, seq, ts_us) END)",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import OperatorNeeded
 from schemas.settings import require
 from services.testbed.ports import free_port
 from spark_consumers.status import read_run_status
@@ -13,7 +14,8 @@ from spark_consumers.verify.as_of import verify_as_of
 from spark_consumers.verify.comparison import verify_tables
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import INITIAL, Changes, done, fill
+from tests.bridge.snapshots import INITIAL, Changes, await_chunks, chunks, done, fill
+from tests.bridge.test_snapshot_without_key import Inserts, assert_each_once, make_log, run
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -91,6 +93,48 @@ def test_a_table_is_filling_until_the_epoch_that_has_its_last_rows(
 
         eventually(filled, what="it is filled", timeout_s=90)
     assert bridge.stop() == 0, bridge.output
+
+
+def test_rows_of_tables_without_a_key_are_inserts(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, new_pipeline: NewPipeline
+) -> None:
+    """Each comes once, as `r` or as `c`, also where the snapshot is broken off by a kill.
+
+    A table that is updated is parked, for that reason; its snapshot alone is no reason.
+    """
+    conninfo = pair.primary.conninfo(fresh_database)
+    make_log(conninfo, ROWS)
+    run(
+        conninfo,
+        "CREATE TABLE whole (n int, note text)",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "INSERT INTO whole VALUES (1, 'old')",
+    )
+    slow = {**INITIAL, "chunk_rows_max": 50, "rows_per_second_max": 500}
+    bridge = new_bridge(conninfo, snapshot=slow)
+    pipeline = new_pipeline(conninfo, publication=bridge.publication, on_refused_table="park")
+    with Running(pipeline) as running, Inserts(conninfo, ROWS + 1):
+        bridge.start().streaming()
+        await_chunks(bridge, 3)
+        bridge.kill()
+        assert chunks(bridge) < ROWS / 50, "it was killed in the middle"
+        bridge.start().streaming()
+        done(bridge)
+        eventually(lambda: running.failure or len(running.reports) > 2, what="some epochs")
+        running.sound()
+    run(conninfo, "INSERT INTO whole VALUES (2, 'new')")
+    bridge.caught_up()
+    ops = assert_each_once(bridge, conninfo)
+    assert ops["r"] >= ROWS and ops["c"] > 0, ops
+    pipeline.stream()
+    for found in verify_tables(pipeline.spark, pipeline.settings):
+        assert found.equal, found.line()
+    run(conninfo, "UPDATE whole SET note = 'newer' WHERE n = 2")
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    with pytest.raises(OperatorNeeded, match="whole has no key, and rows of it are updated"):
+        pipeline.stream()
+    assert len(pipeline.rows("whole")) == 2
 
 
 def limit_rate(bridge: Bridge) -> None:
