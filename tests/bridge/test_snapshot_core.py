@@ -459,6 +459,29 @@ def test_a_table_that_its_settings_fit_no_more_stops_nothing_else() -> None:
     assert "GRANT" not in raised.value.hint
 
 
+def test_settings_that_no_start_has_judged_refuse_the_first_rows() -> None:
+    """They never fitted, as far as anybody knows: the first start must not pass over them."""
+    shaping = Shaping(ShapingSettings(columns={"public.t": {"exclude": ["id"]}}), "p")
+    found = plan([shape("public.t", "id")], (), SnapshotSettings(mode="initial"), shaping, OWNER)
+    refuse_unfit(found, shaping)
+    with pytest.raises(SettingsError, match=r"public\.t does not fit the settings") as raised:
+        require_readable(found)
+    assert "GRANT" not in raised.value.hint and "shaping" in raised.value.hint
+
+
+@pytest.mark.parametrize("key", [("id",), ()])
+def test_under_replica_identity_full_other_columns_may_be_left_out(key: tuple[str, ...]) -> None:
+    """pgoutput flags all columns of such a table; the key of its events is the primary key."""
+    plain = shape("public.t", *key)
+    columns = tuple(RelationColumn(name, 25, -1, True) for name in ("id", "note", "secret"))
+    full = replace(plain.relation, replica_identity="f", columns=columns)
+    given = {"columns": {"public.t": {"exclude": ["secret"]}}}
+    shaping = Shaping(ShapingSettings.model_validate(given), "p")
+    found = SnapshotPlan({"public.t": TableProgress(replace(plain, relation=full))})
+    refuse_unfit(found, shaping)
+    assert ([*found.tables], found.refused) == (["public.t"], {})
+
+
 def test_rows_that_are_read_need_no_settings_that_fit() -> None:
     shaping = Shaping(ShapingSettings(computed={"public.t": {"shout": "renamed + '!'"}}), "p")
     whole = shape("public.t", "id")

@@ -109,12 +109,14 @@ class TableProgress:
 class SnapshotPlan:
     """The tables that a snapshot reads, in order; `refused`: those that it can't read, and why.
 
-    `unfit`: the hint of each refused table that the settings do not fit as it is now.
+    `unfit`: the hint of each refused table that the settings do not fit as it is now; `unjudged`:
+    those of them that a start does not judge, so that the settings may never have fitted.
     """
 
     tables: dict[str, TableProgress] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     unfit: dict[str, str] = field(default_factory=dict)
+    unjudged: set[str] = field(default_factory=set)
     undone: list[str] = field(default_factory=list)
     """Tables whose rows may show what a failover has undone: they are read anew."""
     begun: bool = False
@@ -323,7 +325,7 @@ def unreadable(shape: TableShape, shaping: Shaping) -> str:
     Values of the key are in the topic of the progress, where a mask must not be undone.
     """
     try:
-        published = shaping.plan(shape.relation)
+        published = shaping.plan(shape.keyed(()))
     except SettingsError:  # `refuse_unfit` judges that
         return ""
     names = {column.name for column in published.relation.columns}

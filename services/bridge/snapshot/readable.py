@@ -2,12 +2,15 @@
 
 A table that the settings do not fit now may fit the changes that the stream has yet to bring: the
 stream goes on up to the first change that does not fit, and rows wait until the settings fit again.
+That is so where each start judges the settings (services.bridge.recovery.fit): they have fitted.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NoReturn
 
 from schemas.errors import SettingsError
 from services.bridge.events.shaping.tables import Shaping
+from services.bridge.pgoutput.messages import Relation
 from services.bridge.snapshot.progress import SnapshotPlan
 
 _OPERATION: Final = "begin the snapshot"
@@ -16,14 +19,23 @@ _OPERATION: Final = "begin the snapshot"
 def refuse_unfit(found: SnapshotPlan, shaping: Shaping) -> None:
     """Refuse the tables with rows left to read that the settings do not fit as they are now."""
     for name, table in list(found.tables.items()):
-        if table.done:
+        keyed = table.shape.keyed([column.name for column in table.shape.key])
+        error = None if table.done else _error(shaping.plan, keyed)
+        if error is None:
             continue
-        try:
-            shaping.plan(table.shape.relation)
-        except SettingsError as error:
-            del found.tables[name]
-            found.refused[name] = f"does not fit the settings: {error.message}"
-            found.unfit[name] = error.hint
+        del found.tables[name]
+        found.refused[name] = f"does not fit the settings: {error.message}"
+        found.unfit[name] = error.hint
+        if _error(shaping.check, table.shape.relation) is None:
+            found.unjudged.add(name)
+
+
+def _error(asked: Callable[[Relation], object], relation: Relation) -> SettingsError | None:
+    try:
+        asked(relation)
+    except SettingsError as error:
+        return error
+    return None
 
 
 def require_readable(found: SnapshotPlan) -> None:
@@ -36,17 +48,23 @@ def require_readable(found: SnapshotPlan) -> None:
             "or name them in snapshot.exclude: then only their changes are published. For a slot "
             "that is yet to be made, `snapshot.without_key: read` does without a key",
         )
+    if found.unjudged:
+        _refuse(found)
 
 
 def require_all_read(found: SnapshotPlan) -> None:
     """Raise SettingsError that names the tables which were not read, at the snapshot's end."""
     require_readable(found)
-    if refusals := found.refusals(unfit=True):
-        raise SettingsError(
-            f"rows of tables were not read: {refusals}",
-            operation=_OPERATION,
-            hint=remedies(found),
-        )
+    if found.unfit:
+        _refuse(found)
+
+
+def _refuse(found: SnapshotPlan) -> NoReturn:
+    raise SettingsError(
+        f"rows of tables can't be read: {found.refusals(unfit=True)}",
+        operation=_OPERATION,
+        hint=remedies(found),
+    )
 
 
 def remedies(found: SnapshotPlan) -> str:

@@ -6,8 +6,8 @@ collations, uuids, numerics and composite keys are ordered as the index has them
 key is read in the order of its rows' places (services.bridge.snapshot.places).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from services.bridge.pgoutput.messages import Relation, Row
@@ -54,6 +54,13 @@ class TableShape:
     def read_by_names(self) -> list[str]:
         """The names of `read_by`."""
         return [column.name for column in self.read_by]
+
+    def keyed(self, names: Collection[str]) -> Relation:
+        """Return the relation with these key columns, where pgoutput flags all columns or none."""
+        if self.relation.replica_identity not in ("f", "n"):
+            return self.relation
+        columns = (replace(column, key=column.name in names) for column in self.relation.columns)
+        return replace(self.relation, columns=tuple(columns))
 
     @property
     def identifier(self) -> str:
