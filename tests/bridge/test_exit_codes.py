@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from services.bridge.source.server_errors import connect_error, server_error
+from services.bridge.source.server_errors import READ_THE_STREAM, connect_error, server_error
 
 ROOT = Path(__file__).parents[2]
 PASSING = range(10, 20)
@@ -56,6 +56,44 @@ def test_lasting_server_error_is_not_retried(state: str) -> None:
     error = server_error(state, "what it says", "read the slot", "slot s")
     assert isinstance(error, SetupError)
     assert error.exit_code >= 20
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (
+            "22023",
+            'replication slot "b" specified in parameter "synchronized_standby_slots" does not '
+            "exist",
+        ),
+        (
+            "22023",
+            'cannot specify logical replication slot "b" in parameter "synchronized_standby_slots"',
+        ),
+        (
+            "55000",
+            'physical replication slot "b" specified in parameter "synchronized_standby_slots" has '
+            "been invalidated",
+        ),
+        (
+            "55000",
+            'replication slot "b" specified in parameter "synchronized_standby_slots" does not '
+            "have active_pid",
+        ),
+    ],
+)
+def test_a_primary_that_shuts_down_while_it_awaits_a_standby_is_retried(
+    state: str, message: str
+) -> None:
+    """Source: slot.c, StandbySlotsHaveCaughtup; walsender.c, NeedToWaitForStandbys."""
+    error = server_error(state, message, READ_THE_STREAM, "slot s")
+    assert isinstance(error, Retryable)
+    assert error.exit_code in PASSING
+    shuts_down = "the primary is shutting down while it waits for the standby of slot b: "
+    assert error.message == shuts_down + message
+    assert "synchronized_standby_slots" in error.hint
+    lasting = server_error(state, message, "run ALTER", "slot s")
+    assert isinstance(lasting, SetupError)
 
 
 REFUSED = "connection to server at 127.0.0.1, port 5432 failed: "

@@ -3,6 +3,7 @@
 Source: PostgreSQL documentation, appendix A "PostgreSQL Error Codes".
 """
 
+import re
 from typing import Final
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
@@ -59,6 +60,13 @@ _BY_STATE: Final = (
         for prefix in ("08", "40", "53", "57", "25006", "25P03", "55P03", "XX000")
     ),
 )
+
+_SHUTS_DOWN: Final = ("55000", "22023")
+"""With _STANDBY_SLOTS in the message of a stream's end: warnings until the server shuts down.
+
+Source: walsender.c, NeedToWaitForStandbys; slot.c, StandbySlotsHaveCaughtup.
+"""
+_STANDBY_SLOTS: Final = "synchronized_standby_slots"
 
 _FAULTS: Final = ("53200", "XX000")
 """Out of memory, internal errors: passing, unless they come each time."""
@@ -120,6 +128,8 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
     """
     if not state:
         return Retryable(message, operation=operation, subject=subject)
+    if operation == READ_THE_STREAM and state in _SHUTS_DOWN and _STANDBY_SLOTS in message:
+        return _shut_down_while_waiting(message, operation, subject)
     for prefix, part, retry, hint, code in _BY_STATE:
         if state.startswith(prefix) and part in message:
             kind: type[SlotbridgeError] = Retryable if retry else SetupError
@@ -127,6 +137,23 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
                 kind = ServerFault
             return kind(message, operation=operation, subject=subject, hint=hint, exit_code=code)
     return SetupError(f"{message} (SQLSTATE {state})", operation=operation, subject=subject)
+
+
+def _shut_down_while_waiting(message: str, operation: str, subject: str) -> Retryable:
+    """Return the error of a walsender that waited for a standby when its server shut down.
+
+    While the server runs, what `message` says is a warning in its log, and the walsender waits.
+    """
+    quoted = re.findall(r'"(\w+)"', message)
+    slot = next((name for name in quoted if name != _STANDBY_SLOTS), "")
+    standby = f"the standby of slot {slot}" if slot else "a standby"
+    return Retryable(
+        f"the primary is shutting down while it waits for {standby}: {message}",
+        operation=operation,
+        subject=subject,
+        hint="the bridge reconnects; commits stay withheld until the standby streams through that "
+        f"slot, or {_STANDBY_SLOTS} does not name it",
+    )
 
 
 def connect_error(message: str, subject: str, setting: str = "source.conninfo") -> SlotbridgeError:

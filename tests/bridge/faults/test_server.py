@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from schemas.errors import ExitCode
+from services.testbed.pair import STANDBY_SLOT, set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import TABLE, Load, assert_intact, await_session
 from tests.bridge.running import Bridge
@@ -122,6 +123,54 @@ def test_a_listed_standby_is_gone_the_bridge_waits_and_says_why(
     trio.standby.start()
     eventually(lambda: "sends commits again" in bridge.output, what="it goes on")
     assert bridge.sessions == 1, bridge.output
+    assert_intact(bridge, load, conninfo)
+
+
+LISTED = "listed_of_test"
+PHYSICAL = f"SELECT pg_create_physical_replication_slot('{LISTED}', true)"
+LOGICAL = f"SELECT pg_create_logical_replication_slot('{LISTED}', 'pgoutput')"
+DROPPED = f"SELECT pg_drop_replication_slot('{LISTED}')"
+AWAITED: dict[str, tuple[str, ...]] = {
+    "does not have active_pid": (),
+    "does not exist": (DROPPED,),
+    "cannot specify logical replication slot": (DROPPED, LOGICAL),
+}
+"""What the server says of a slot in synchronized_standby_slots, and how the slot comes to it."""
+
+
+@pytest.fixture
+def listed(trio: Trio, conninfo: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A session with the primary, which awaits the slot LISTED; the pair's slot is listed again."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(PHYSICAL.encode())
+        set_parameter(trio.primary, "synchronized_standby_slots", LISTED)
+        yield connection
+    set_parameter(trio.primary, "synchronized_standby_slots", STANDBY_SLOT)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"{DROPPED} FROM pg_replication_slots WHERE slot_name = '{LISTED}'")
+
+
+@pytest.mark.parametrize("said", list(AWAITED))
+def test_a_primary_that_awaits_a_standby_restarts_and_the_bridge_goes_on(
+    trio: Trio,
+    conninfo: str,
+    listed: psycopg.Connection[tuple[object, ...]],
+    load: Load,
+    bridge: Bridge,
+    said: str,
+) -> None:
+    """A walsender that waits for a standby fails where the server shuts down, formerly for good."""
+    for statement in AWAITED[said]:
+        listed.execute(statement.encode())
+    load.more()
+    eventually(lambda: "the server withholds commits" in bridge.output, what="it awaits the slot")
+    trio.primary.restart()
+    await_session(bridge, 2)
+    (lost,) = [line for line in bridge.output.splitlines() if "session lost" in line]
+    words = f"the primary is shutting down while it waits for the standby of slot {LISTED}: "
+    assert words in lost
+    assert said in lost
+    set_parameter(trio.primary, "synchronized_standby_slots", STANDBY_SLOT)
     assert_intact(bridge, load, conninfo)
 
 
