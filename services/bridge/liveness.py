@@ -11,6 +11,7 @@ from services.bridge.progress.ledger import Ledger
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
+from services.bridge.source.newer_primary import NewerPrimary
 from services.bridge.source.standby_status import StandbyStatus
 
 
@@ -24,12 +25,14 @@ class Liveness:
         standby_status: StandbyStatus,
         heartbeat: Heartbeat,
         group_commit: GroupCommit,
+        newer_primary: NewerPrimary,
     ) -> None:
         self._primary = primary
         self._ledger = ledger
         self._standby_status = standby_status
         self._heartbeat = heartbeat
         self._group_commit = group_commit
+        self._newer_primary = newer_primary
 
     def tick(self) -> None:
         """Answer the server in the middle of long work, and perform a heartbeat that is due."""
@@ -60,3 +63,5 @@ class Liveness:
         if now >= self._heartbeat.due:
             self._heartbeat.perform(self._primary, self._ledger)
             self._standby_status.commits_wait = self._heartbeat.commits_wait
+            if self._heartbeat.read_only:
+                self._newer_primary.require_none()

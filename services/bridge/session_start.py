@@ -55,6 +55,7 @@ from services.bridge.snapshot.slot_creation import first_slot
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
+from services.bridge.source.newer_primary import NewerPrimary
 from services.bridge.source.publication_reader import warn_of_differences
 from services.bridge.source.replication_connection import ReplicationConnection
 from services.bridge.source.standby_status import StandbyStatus, WhileWaiting
@@ -244,7 +245,11 @@ class _Opening:
             claim_checks=self._claim_checks,
         )
         self._resources.callback(group_commit.close)
-        liveness = Liveness(primary, ledger, standby_status, heartbeat, group_commit)
+        newer_primary = NewerPrimary(self._source, primary.server)
+        self._resources.callback(newer_primary.close)
+        liveness = Liveness(
+            *(primary, ledger, standby_status, heartbeat, group_commit), newer_primary
+        )
         if self._claim_checks is not None:
             self._claim_checks.while_waiting = liveness.commit_and_tick
         encoding = self._encoding(primary, topics, registry, timeline)

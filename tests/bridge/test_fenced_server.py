@@ -20,18 +20,22 @@ from schemas.settings import SourceSettings
 from services.bridge.progress.ledger import Ledger, Position
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
+from services.bridge.source.newer_primary import promoted
 from services.bridge.source.sql_session import SqlSessionEnded
 from services.failover.model import statements
 from services.failover.observe.client_sessions import (
     end_sessions_before_reload,
     sessions_before_reload,
 )
+from services.postgres.server import Server
 from services.testbed.ports import free_port
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import DONE, INITIAL, assert_exact, chunks, done, fill, told
+from tests.bridge.test_failover import both, promote
 from tests.conftest import NewPair
 from tests.providers.interface import Trio
+from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
 LONG_S = 120.0
@@ -245,3 +249,63 @@ def test_a_snapshot_writes_nothing_behind_a_fence_and_goes_on_after_it(
     assert bridge.sessions == 1, bridge.output
     assert bridge.stop() == 0, bridge.output
     assert_exact(bridge, conninfo)
+
+
+def test_the_bridge_leaves_a_fenced_primary_for_the_promoted_standby(
+    trio: Trio, new_bridge: NewBridge
+) -> None:
+    """A switchover without a stop command: the old primary runs on, and takes no writes."""
+    old, new = trio.primary.conninfo(trio.dbname), trio.standby.conninfo(trio.dbname)
+    bridge = new_bridge(both(trio)).start().streaming(old)
+    with psycopg.connect(old, autocommit=True) as connection:
+        connection.execute("INSERT INTO t SELECT generate_series(1, 50)")
+    bridge.caught_up(old)
+    await_ready(trio.primary, trio.standby, bridge.slot)
+    with psycopg.connect(old, autocommit=True) as connection:
+        connection.execute("INSERT INTO t SELECT generate_series(51, 60)")
+    fence(trio)
+    eventually(lambda: "takes no writes" in bridge.output, what="a heartbeat has met the fence")
+    final = final_lsn(trio)
+    eventually(lambda: confirmed(trio, bridge) >= final, what="it is drained", timeout_s=60)
+    assert bridge.sessions == 1, bridge.output  # the standby is not a reason to leave
+    promote(trio)
+    moved = "another host of source.conninfo is the primary on timeline 2"
+    eventually(lambda: moved in bridge.output, what="it leaves", timeout_s=LONG_S)
+    eventually(lambda: bridge.sessions == 2, what="it streams from the new primary", timeout_s=60)
+    assert trio.primary.running
+    with psycopg.connect(new, autocommit=True) as connection:
+        connection.execute("INSERT INTO t SELECT generate_series(61, 70)")
+    bridge.caught_up(new)
+    bridge.assert_kafka_equals(new, "t")
+    assert {record.timeline for record in bridge.progress()} == {1, 2}
+    assert bridge.stop() == 0, bridge.output
+
+
+def server(timeline: int, system: str = "1", *, in_recovery: bool = False) -> Server:
+    return Server(
+        system_identifier=system,
+        timeline=timeline,
+        version=180006,
+        database="d",
+        in_recovery=in_recovery,
+        wal_level="logical",
+        synchronized_standby_slots="",
+        wal_sender_timeout_ms=60_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("writable", "newer"),
+    [
+        ([], None),  # nobody answers
+        ([server(2)], None),  # the same timeline: the server itself, or one that is fenced too
+        ([server(1)], None),
+        ([server(3, system="2")], None),
+        ([server(3, in_recovery=True)], None),
+        ([server(3), server(4), server(2)], server(4)),
+    ],
+)
+def test_only_a_primary_on_a_later_timeline_is_a_reason_to_leave(
+    writable: list[Server], newer: Server | None
+) -> None:
+    assert promoted(server(2), writable) == newer

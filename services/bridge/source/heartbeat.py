@@ -3,9 +3,10 @@
 The publication is there; whether commits wait for the bridge; whether the server withholds commits
 for standbys; and the origin is moved, by a transaction that also advances an idle slot.
 
-A server that is fenced for a switchover is asked, but nothing is written there. Where the server
-lets no SQL session be opened, the bridge goes on with what the replication connection brings, and
-tells that nothing of this is judged; not for longer than a start may take.
+A server that is fenced for a switchover is asked, but nothing is written there (`newer_primary`
+ends the session where another was promoted). Where the server lets no SQL session be opened, the
+bridge goes on with what the replication connection brings, and tells that nothing of this is
+judged; not for longer than a start may take.
 """
 
 import time
@@ -46,7 +47,8 @@ class Heartbeat:
         self._slot = slot
         self._patience_s = patience_ms / 1000
         self._unjudged_since: float | None = None
-        self._read_only = False
+        self.read_only = False
+        """Whether the server took no writes at the last heartbeat."""
         self.held: Callable[[], metrics.Held] = metrics.Held
         """The content of the session's spool, for the metrics."""
         self._written = (0, 0.0)
@@ -123,14 +125,14 @@ class Heartbeat:
 
     def _tell_of_writes(self, *, read_only: bool) -> None:
         """Log once that the server takes no writes, and once that it does again."""
-        if read_only and not self._read_only:
+        if read_only and not self.read_only:
             logger.warning(
                 "the server takes no writes: no heartbeat is written until it does",
                 slot=self._slot,
             )
-        elif self._read_only and not read_only:
+        elif self.read_only and not read_only:
             logger.info("the server takes writes again: heartbeats go on", slot=self._slot)
-        self._read_only = read_only
+        self.read_only = read_only
 
     def delivered(self, durable_lsn: int) -> None:
         """Note that Kafka has all up to `durable_lsn`, which may include the last heartbeat."""

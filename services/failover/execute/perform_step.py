@@ -327,10 +327,11 @@ def _run_together(connection: Connection, sql: tuple[str, ...]) -> None:
 
 def _late(step: Step, deadline_s: float, progress: str) -> Retryable:
     detail = f" ({progress})" if progress else ""
+    whose = "the bridge" if step.action is Action.BRIDGE else step.server
     return Retryable(
         f"not reached after {abs(deadline_s):.0f} s: {step.after}{detail}",
         operation=step.text,
         subject=step.server,
-        hint=f"read the log of {step.server}; go on with: slotfailover resume",
+        hint=f"read the log of {whose}; go on with: slotfailover resume",
         exit_code=ExitCode.DEADLINE,
     )

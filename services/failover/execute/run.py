@@ -371,7 +371,8 @@ def _not_done(step: Step, error: SlotbridgeError) -> Blocker:
     hints = {
         Action.FLOW: "read the subscribers' logs; the subscriptions are enabled and go on trying",
         Action.SEND: error.hint,
-        Action.BRIDGE: "check that the bridge runs, and that source.conninfo names every node",
+        Action.BRIDGE: "read the log of the bridge; check that source.conninfo names every node, "
+        "restart the bridge, or set bridge.control_url",
         Action.REJOIN: f"repair the cause, then slotfailover rejoin {step.server}",
         Action.READY: f"slotfailover check says why; then slotfailover rejoin {step.server}",
     }
