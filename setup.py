@@ -43,7 +43,7 @@ class BuildWithShippedFiles(build_py):
             return
         for folder, ending in (("sql", ".sql"), ("docs", ".md"), ("examples", "")):
             for file in Path(folder).rglob(f"*{ending}"):
-                if file.is_file():
+                if file.is_file() and "__pycache__" not in file.parts:
                     target = Path(self.build_lib, "services/shipped", file)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, target)

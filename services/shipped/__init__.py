@@ -22,7 +22,7 @@ def names(kind: Kind) -> list[str]:
     found = sorted(
         path.relative_to(folder).as_posix().removesuffix(ending)
         for path in folder.rglob(f"*{ending}")
-        if path.is_file()
+        if path.is_file() and "__pycache__" not in path.parts
     )
     if not found:
         raise SetupError(

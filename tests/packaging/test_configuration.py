@@ -1,6 +1,8 @@
 """What a newcomer writes a configuration with: `init`, `check-config`, examples/, the reference."""
 
 import json
+import os
+import py_compile
 import tempfile
 from pathlib import Path
 
@@ -161,6 +163,17 @@ def test_scripts_are_printed_whole() -> None:
     code, told = slotbridge("examples", "consume")
     assert code == ExitCode.SETTINGS and "consumer.py, failover.yaml" in told
     assert slotbridge("examples", "rejoin")[1].startswith("#!/bin/sh")
+
+
+def test_what_python_compiles_beside_an_example_is_not_an_example() -> None:
+    """An installer compiles all modules of a wheel, among them consumer.py."""
+    compiled = ROOT / "examples" / "__pycache__" / f"of_test-{os.getpid()}.pyc"
+    compiled.parent.mkdir(exist_ok=True)
+    py_compile.compile(str(ROOT / "examples" / "consumer.py"), cfile=str(compiled), doraise=True)
+    try:
+        assert [name for name in names("examples") if "__pycache__" in name] == []
+    finally:
+        compiled.unlink()
 
 
 def test_compose_mounts_files_that_exist_and_a_configuration_that_is_accepted() -> None:
