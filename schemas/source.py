@@ -47,6 +47,13 @@ class SourceSettings(BaseModel):
     connect_timeout_s: int = Field(5, ge=2, le=300)
     """Seconds to wait until a host answers."""
 
+    @field_validator("conninfo")
+    @classmethod
+    def _names_a_server(cls, conninfo: SecretStr) -> SecretStr:
+        if not conninfo.get_secret_value().strip():
+            raise ValueError("it is empty; write host=HOST dbname=DATABASE user=ROLE")
+        return conninfo
+
     @field_validator("tables")
     @classmethod
     def _qualified(cls, tables: tuple[str, ...]) -> tuple[str, ...]:

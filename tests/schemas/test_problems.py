@@ -36,6 +36,7 @@ SOURCE = "source: {conninfo: host=a"
         (f"{SOURCE}, tables: public.t}}", "`source.tables` must be a list"),
         (f"{SOURCE}, slot: 7}}", "`source.slot` must be text; put it in quotes"),
         (f"{SOURCE}, tables: [t]}}", "is wrong: 't' is not of the form schema.table"),
+        ("source: {conninfo: ' '}", "`source.conninfo` is wrong: it is empty"),
         ("failover: {nodes: {}}", "`failover.nodes` must have at least one entry"),
         ("failover: {nodes: {a: x}, machines: {a: {stopp: x}}}", "did you mean `stop`?"),
         ("tables: {warehouse: /w, driver_memory: much}", "with m or g behind it"),
