@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from services.testbed.bed import Bed
 from tests.bridge.running import Bridge
@@ -44,6 +45,24 @@ def test_heartbeats_that_meet_the_fence_do_not_keep_a_switchover_from_its_end(
     assert ran.code == 0, ran.err
     conninfo = trio.standby.conninfo(trio.dbname)
     bridge.streaming(conninfo)
+    write(trio.standby, trio.dbname, 101)
+    bridge.caught_up(conninfo)
+    bridge.assert_kafka_equals(conninfo, "t")
+
+
+def test_a_switchover_that_only_fences_ends_with_the_bridge_at_the_new_primary(
+    trio: Trio, bridge: Bridge, tmp_path: Path
+) -> None:
+    """As after the quick start: neither a stop command nor bridge.control_url."""
+    path = configuration(tmp_path, trio, step_deadline_ms=60_000)
+    both_sections = yaml.safe_load(bridge.config.read_text()) | yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(both_sections))
+    ran = slotfailover("switchover", "--to", "b", "--config", path, "--yes")
+    assert "wait for the bridge at b" in ran.err
+    left = re.findall(r"TO DO +(\w+):", ran.out)
+    assert (ran.code, left) == (1, ["a"]), ran.out + ran.err + bridge.output  # a is to rejoin
+    assert trio.primary.running
+    conninfo = trio.standby.conninfo(trio.dbname)
     write(trio.standby, trio.dbname, 101)
     bridge.caught_up(conninfo)
     bridge.assert_kafka_equals(conninfo, "t")
