@@ -42,7 +42,7 @@ from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.tables import OpenTable, State, Tables
 from spark_consumers.kafka.divergence import Divergences
-from spark_consumers.kafka.reader import TopicOffsets
+from spark_consumers.kafka.reader import PATIENCE_S, TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, Transactions
@@ -62,7 +62,7 @@ class EpochRunner:
         self._tables = Tables(kafka, self._settings)
         self._tables.make_namespace(spark)
         self._ledger = Ledger(self._tables.namespace, self._settings)
-        self._topics = topics = TopicOffsets(kafka)
+        self._topics = topics = TopicOffsets(kafka, patience_s=PATIENCE_S)
         whole = self._settings.on_bad_event == "quarantine"
         self._reader = EventReader(spark, kafka, topics, whole=whole)
         parks = self._settings.on_refused_table == "park"

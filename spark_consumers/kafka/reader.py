@@ -1,10 +1,13 @@
 """Reads committed records of Kafka, other than events: those are read by Spark."""
 
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
+import structlog
 import tenacity
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -19,8 +22,14 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, Slot
 from schemas.settings import KafkaSettings
 from spark_consumers.kafka.security import java_security
 
+log = structlog.get_logger()
 _Spec: Any = _OffsetSpec
 REQUEST_TIMEOUT_S = 20.0
+PATIENCE_S = 150.0
+"""How long `run` asks again while Kafka does not answer; the last request comes on top."""
+_ANSWER_WITHIN_S = 5.0
+"""The time in which the client tells that a request has timed out."""
+_PAUSE_S = 0.2
 _PROBE_TIMEOUT_S = 5.0
 _DISCOVERY_INTERVAL_MS = 5_000
 _FETCH_WAIT_MS = 10
@@ -100,11 +109,32 @@ def _passes(error: BaseException) -> bool:
     return isinstance(cause, KafkaException) and bool(cause.args[0].retriable())
 
 
-class TopicOffsets:
-    """Asks for the partitions and offsets of topics."""
+def _tell_silence(attempt: tenacity.RetryCallState) -> None:
+    error = attempt.outcome and attempt.outcome.exception()
+    log.warning("Kafka does not answer: asking again", error=str(error))
 
-    def __init__(self, kafka: KafkaSettings) -> None:
+
+def _answer(future: "Future[Any]", topic: str) -> Any:
+    """Return the answer of a request; raise KafkaException, or Retryable where there is none.
+
+    The client gives a request up after REQUEST_TIMEOUT_S and tells so a moment later.
+    """
+    try:
+        return future.result(REQUEST_TIMEOUT_S + _ANSWER_WITHIN_S)
+    except TimeoutError as error:
+        raise _unreachable(topic) from error
+
+
+class TopicOffsets:
+    """Asks for the partitions and offsets of topics.
+
+    Each request raises Retryable (KAFKA_UNREACHABLE) where Kafka does not answer in time.
+    """
+
+    def __init__(self, kafka: KafkaSettings, *, patience_s: float = 0.0) -> None:
+        """Ask again for `patience_s` while Kafka does not answer."""
         self._admin = AdminClient(client_options(kafka))
+        self._patience_s = patience_s
         self._partitions: dict[str, tuple[int, ...]] = {}
         self._ids: dict[str, str] = {}
 
@@ -156,7 +186,20 @@ class TopicOffsets:
             ends[topic] |= {number: offset for number, offset in found.items() if offset >= 0}
         return ends
 
+    def _patient(self) -> tenacity.Retrying:
+        """Return a loop that calls a function again while Kafka does not answer."""
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Retryable),
+            wait=tenacity.wait_fixed(_PAUSE_S),
+            stop=tenacity.stop_after_delay(self._patience_s),
+            before_sleep=_tell_silence,
+            reraise=True,
+        )
+
     def _described(self, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
+        return self._patient()(self._describe, topics)
+
+    def _describe(self, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {}
         if not topics:
             return found
@@ -166,7 +209,7 @@ class TopicOffsets:
         for topic, future in asked.items():
             self._ids.pop(topic, None)
             try:
-                told = future.result(REQUEST_TIMEOUT_S)
+                told = _answer(future, topic)
                 parts = told.partitions
                 if str(told.topic_id) != _NO_ID:
                     self._ids[topic] = str(told.topic_id)
@@ -177,17 +220,22 @@ class TopicOffsets:
             found[topic] = tuple(sorted(part.id for part in parts))
         return found
 
-    @tenacity.retry(
-        retry=tenacity.retry_if_exception(_passes),
-        wait=tenacity.wait_fixed(0.2),
-        stop=tenacity.stop_after_delay(REQUEST_TIMEOUT_S),
-        reraise=True,
-    )
     def _offsets(
         self,
         partitions: Mapping[str, tuple[int, ...]],
         spec: Any,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> Offsets:
+        return self._patient()(self._list_offsets, partitions, spec, isolation)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception(_passes),
+        wait=tenacity.wait_fixed(_PAUSE_S),
+        stop=tenacity.stop_after_delay(REQUEST_TIMEOUT_S),
+        reraise=True,
+    )
+    def _list_offsets(
+        self, partitions: Mapping[str, tuple[int, ...]], spec: Any, isolation: IsolationLevel
     ) -> Offsets:
         wanted = {
             TopicPartition(topic, number): spec
@@ -202,7 +250,10 @@ class TopicOffsets:
         )
         for place, future in asked.items():
             try:
-                found[place.topic][place.partition] = future.result(REQUEST_TIMEOUT_S).offset
+                offset = _answer(future, place.topic).offset
             except KafkaException as error:
                 raise kafka_failure(error, place.topic) from error
+            if offset == OFFSET_INVALID:  # so a request that has timed out is answered
+                raise _unreachable(place.topic)
+            found[place.topic][place.partition] = offset
         return found
