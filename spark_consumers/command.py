@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schemas.errors import ExitCode, SettingsError, SlotbridgeError
-from schemas.lsn import parse_lsn
+from schemas.errors import ExitCode, SlotbridgeError
 from schemas.settings import Settings, load_settings, require
 from schemas.version import print_version
 from spark_consumers.epochs.report import EpochReport
@@ -21,6 +20,7 @@ from spark_consumers.terminal import (
     Json,
     exit_codes,
     interval_seconds,
+    read_lsn,
     readable,
     stop_on_signals,
     write_line,
@@ -67,11 +67,11 @@ def run(
     Exit codes: 0 stopped cleanly; 30 with --once or --until-idle also where a table is parked;
     others as in docs/OPERATIONS.md.
     """
-    from spark_consumers.audit.schedule import scheduled
-    from spark_consumers.epochs import job
-    from spark_consumers.kafka.reader import require_broker
-
     with exit_codes(as_json=as_json):
+        from spark_consumers.audit.schedule import scheduled
+        from spark_consumers.epochs import job
+        from spark_consumers.kafka.reader import require_broker
+
         settings = load_settings(config)
         kafka, stop = readable(settings), stop_on_signals()
         require_broker(kafka)
@@ -107,15 +107,17 @@ def verify(
 
     Exit codes: 0 all rows are equal; 1 some differ, or a table was not judged.
     """
-    from spark_consumers.verify.as_of import verify_as_of
-    from spark_consumers.verify.comparison import verify_tables
-
     with exit_codes(as_json=as_json):
+        from spark_consumers.verify.as_of import verify_as_of
+        from spark_consumers.verify.comparison import verify_tables
+
         settings = load_settings(config)
         with _session(settings) as spark:
             names, shown = tuple(table or ()), 5 if examples else 0
             if as_of:
-                found = verify_as_of(spark, settings, _lsn(as_of), tables=names, examples_max=shown)
+                found = verify_as_of(
+                    spark, settings, read_lsn(as_of), tables=names, examples_max=shown
+                )
             else:
                 found = verify_tables(spark, settings, tables=names, examples_max=shown)
         equal = all(comparison.equal for comparison in found)
@@ -145,12 +147,12 @@ def audit(
     `run` must be running. Exit codes: 0 all rows are equal; 1 some differ; 19 none was found to
     differ, but a table was not judged.
     """
-    from spark_consumers.audit.audit import Audit
-    from spark_consumers.audit.report import audit_lines, exit_code
-    from spark_consumers.audit.schedule import repeated
-    from spark_consumers.restore.bars import bars
-
     with exit_codes(as_json=as_json):
+        from spark_consumers.audit.audit import Audit
+        from spark_consumers.audit.report import audit_lines, exit_code
+        from spark_consumers.audit.schedule import repeated
+        from spark_consumers.restore.bars import bars
+
         settings, interval_s = load_settings(config), interval_seconds(repeat)
         stop = stop_on_signals()
         names, code = tuple(table or ()), ExitCode.OK
@@ -243,7 +245,7 @@ def tag(
 ) -> None:
     """Tag one epoch in all tables, so that queries join them by one name. `run` may go on."""
     with exit_codes(as_json=as_json), _operating(config) as operator:
-        for table, name in operator.tag(_lsn(as_of)):
+        for table, name in operator.tag(read_lsn(as_of)):
             write_line(json.dumps({"table": table, "tag": name}) if as_json else f"{table} {name}")
 
 
@@ -258,9 +260,9 @@ def blame(
     as_json: Json = False,
 ) -> None:
     """Show what each transaction made of a row: LSN, commit time, xid, values that changed."""
-    from spark_consumers.blame import blame
-
     with exit_codes(as_json=as_json):
+        from spark_consumers.blame import blame
+
         settings = load_settings(config)
         with _session(settings) as spark:
             for version in blame(spark, settings, table, key):
@@ -278,10 +280,10 @@ def status(
         float, typer.Option(min=0.5, help="With --watch: seconds between two looks.")
     ] = 2.0,
 ) -> None:
-    """Show how far `run` is: epoch, lag, rows of each table, parked tables, tables to be rebuilt.
+    """Show how far `run` is: epoch, lag, events of each table since the start, parked tables.
 
-    It asks `run` at tables.http_port. --watch shows rows a second, too; with --json, a document a
-    line. Exit codes: 0 `run` answered; 10 it did not.
+    It asks `run` at tables.http_port. --watch shows events a second, too; with --json, a document
+    a line. Exit codes: 0 `run` answered; 1 a table is parked (at the last look); 10 no answer.
     """
     from rich.console import Console
 
@@ -302,6 +304,8 @@ def status(
             before = found
             if stop is None or stop.wait(every_s):
                 break
+        if found.parked:
+            raise SystemExit(int(ExitCode.CHECK_FAILED))
 
 
 @app.command(hidden=True)
@@ -341,11 +345,11 @@ def restore(
 
     Without --table: all tables but changelogs and sums. The database gets all of them or none.
     """
-    from spark_consumers.restore.bars import bars
-    from spark_consumers.restore.restoration import restore
-
     with exit_codes(as_json=as_json):
-        settings, lsn = load_settings(config), _lsn(as_of)
+        from spark_consumers.restore.bars import bars
+        from spark_consumers.restore.restoration import restore
+
+        settings, lsn = load_settings(config), read_lsn(as_of)
         with _session(settings) as spark, bars() as progress:
             found = restore(
                 *(spark, settings, lsn, into),
@@ -375,15 +379,6 @@ def _session(settings: Settings) -> Iterator["SparkSession"]:
         yield spark
     finally:
         spark.stop()
-
-
-def _lsn(text: str) -> int:
-    try:
-        return parse_lsn(text)
-    except ValueError as error:
-        raise SettingsError(
-            str(error), operation="read the command line", hint="--as-of 0/16B3748"
-        ) from None
 
 
 def _print_json(report: EpochReport) -> None:

@@ -1,5 +1,6 @@
 """Shows how far `slottables run` is, by its own metrics: no Spark, no Kafka, no catalog."""
 
+import math
 import time
 import urllib.error
 import urllib.request
@@ -25,18 +26,19 @@ _EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 - addresses to listen o
 class RunStatus:
     """One look at a run: its last epoch, how far it is behind, and its tables.
 
-    `rows`: written to each table since the run began. `rebuilding`: tables that are made anew;
+    `epoch`, `commit_lsn`, `lag_bytes`, `lag_seconds`: None while they are not known yet; `epoch` is
+    0 before the first one. `events_since_start`: of rows, that the run has applied to each table
+    since it began; not the table's rows. `rebuilding`: tables that are made anew;
     `rebuild_ratio`: how much of its topic each has read, 0 to 1. `filling`: tables that lack rows
-    of a snapshot. `parked`: tables that stay behind, each
-    with `has` and `refused_at` (LSNs), `reason` and `remedy`. `time_s`: when it was, by a clock
-    that only goes forwards.
+    of a snapshot. `parked`: tables that stay behind, each with `has` and `refused_at` (LSNs),
+    `reason` and `remedy`. `time_s`: when it was, by a clock that only goes forwards.
     """
 
-    epoch: int
-    commit_lsn: int
-    lag_bytes: int
-    lag_seconds: float
-    rows: dict[str, int]
+    epoch: int | None
+    commit_lsn: int | None
+    lag_bytes: int | None
+    lag_seconds: float | None
+    events_since_start: dict[str, int]
     rebuilding: list[str]
     rebuild_ratio: dict[str, float]
     filling: list[str]
@@ -44,40 +46,45 @@ class RunStatus:
     time_s: float
 
     def rates(self, before: "RunStatus | None") -> dict[str, float]:
-        """Return rows a second of each table since an earlier look at the same run, {} for none."""
-        if before is None or any(self.rows.get(n, 0) < rows for n, rows in before.rows.items()):
+        """Return events a second of each table since an earlier look at the run, {} for none."""
+        events = self.events_since_start
+        past = before.events_since_start if before else {}
+        if before is None or any(events.get(name, 0) < count for name, count in past.items()):
             return {}
         spent_s = max(self.time_s - before.time_s, 1e-3)
-        return {
-            name: (rows - before.rows.get(name, 0)) / spent_s for name, rows in self.rows.items()
-        }
+        return {name: (count - past.get(name, 0)) / spent_s for name, count in events.items()}
 
     def document(self, before: "RunStatus | None" = None) -> dict[str, object]:
-        """Return the look as JSON."""
-        told = asdict(self) | {"commit_lsn": format_lsn(self.commit_lsn)}
+        """Return the look as JSON; what is not known yet is null."""
+        lsn = None if self.commit_lsn is None else format_lsn(self.commit_lsn)
+        told = asdict(self) | {"commit_lsn": lsn}
         del told["time_s"]
         rates = {name: round(rate, 1) for name, rate in self.rates(before).items()}
-        return told | {"rows_per_second": rates}
+        return told | {"events_per_second": rates}
 
     def screen(self, before: "RunStatus | None" = None) -> Group:
         """Return the look as a screen for people."""
-        rates = self.rates(before)
-        head = (
-            f"epoch {self.epoch}, {format_lsn(self.commit_lsn)};"
-            f" {self.lag_bytes:,} bytes and {self.lag_seconds:.1f} s behind"
-        )
-        table = Table("table", "rows", "rows/s", "", box=None)
-        for name in sorted({*self.rows, *self.rebuilding, *self.filling, *self.parked}):
+        rates, events = self.rates(before), self.events_since_start
+        table = Table("table", "events\nsince start", "events/s", "", box=None)
+        for name in sorted({*events, *self.rebuilding, *self.filling, *self.parked}):
             rate = f"{rates[name]:,.0f}" if name in rates else ""
             note = "filling: a snapshot has rows to bring" if name in self.filling else ""
             note = _bar(self.rebuild_ratio.get(name, 0.0)) if name in self.rebuilding else note
             note = f"parked, has {self.parked[name]['has']}" if name in self.parked else note
-            table.add_row(Text(name), f"{self.rows.get(name, 0):,}", rate, note)
+            table.add_row(Text(name), f"{events.get(name, 0):,}", rate, note)
         notes = (
             Text(f"{n} was refused at {p['refused_at']}: {p['reason']}. Remedy: {p['remedy']}")
             for n, p in sorted(self.parked.items())
         )
-        return Group(Text(head), table, *notes)
+        return Group(Text(self._head()), table, *notes)
+
+    def _head(self) -> str:
+        place = "last epoch not known yet" if self.epoch is None else "no epoch yet"
+        if self.epoch and self.commit_lsn is not None:
+            place = f"epoch {self.epoch}, {format_lsn(self.commit_lsn)}"
+        if self.lag_bytes is None or self.lag_seconds is None:
+            return f"{place}; lag not known yet"
+        return f"{place}; {self.lag_bytes:,} bytes and {self.lag_seconds:.1f} s behind"
 
 
 def _bar(ratio: float) -> str:
@@ -95,7 +102,8 @@ def read_run_status(settings: TablesSettings) -> RunStatus:
         raise SettingsError(
             "the port of the run is not known",
             operation=_OPERATION,
-            hint="set tables.http_port for `run` and for this command",
+            hint="set tables.http_port, such as 9189, in the file of `run`, restart that, and name "
+            "the same file here",
         )
     host = "127.0.0.1" if settings.http_host in _EVERYWHERE else settings.http_host
     place = f"{f'[{host}]' if ':' in host else host}:{settings.http_port}"
@@ -129,10 +137,10 @@ def parsed_status(text: str, time_s: float) -> RunStatus:
     by_table = [(s.name, s.labels["table"], s.value) for s in samples if "table" in s.labels]
     parked = [s.labels for s in samples if s.name == "slottables_table_parked" and s.value]
     return RunStatus(
-        int(plain["slottables_epoch"]),
-        int(plain["slottables_commit_lsn"]),
-        int(plain["slottables_lag_bytes"]),
-        plain["slottables_lag_seconds"],
+        _whole(plain["slottables_epoch"]),
+        _whole(plain["slottables_commit_lsn"]),
+        _whole(plain["slottables_lag_bytes"]),
+        None if math.isnan(lag_s := plain["slottables_lag_seconds"]) else lag_s,
         {n: int(v) for metric, n, v in by_table if metric == "slottables_table_rows_total"},
         sorted(n for metric, n, v in by_table if metric == "slottables_table_rebuild" and v),
         {n: v for metric, n, v in by_table if metric == "slottables_table_rebuild_ratio"},
@@ -140,3 +148,7 @@ def parsed_status(text: str, time_s: float) -> RunStatus:
         {found["table"]: {n: v for n, v in found.items() if n != "table"} for found in parked},
         time_s,
     )
+
+
+def _whole(value: float) -> int | None:
+    return None if math.isnan(value) else int(value)

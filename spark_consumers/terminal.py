@@ -15,6 +15,7 @@ import structlog
 import typer
 
 from schemas.errors import SettingsError, SlotbridgeError
+from schemas.lsn import parse_lsn
 from schemas.settings import KafkaSettings, Settings, require
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
@@ -61,6 +62,16 @@ def stop_on_signals() -> threading.Event:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return stop
+
+
+def read_lsn(text: str) -> int:
+    """Read an LSN such as 0/16B3748. Raise SettingsError for other texts."""
+    try:
+        return parse_lsn(text)
+    except ValueError as error:
+        raise SettingsError(
+            str(error), operation="read the command line", hint="--as-of 0/16B3748"
+        ) from None
 
 
 @contextlib.contextmanager

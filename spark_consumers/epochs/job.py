@@ -18,7 +18,7 @@ from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.stream import Stream
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, sums
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.snapshots import SnapshotTail
 
@@ -157,7 +157,7 @@ def _follow(
     """Run epochs until there is a reason to stop; return the tables that are parked then."""
     runner = EpochRunner(spark, settings)
     metrics.parked(runner.parking.tables)
-    metrics.begun()
+    metrics.begun(runner.record, [name for name in runner.states if not sums.is_sums(name)])
     lsn = runner.record.commit_lsn
     log.info(
         "consuming",

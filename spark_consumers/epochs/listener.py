@@ -35,7 +35,8 @@ class BatchListener(StreamingQueryListener):
             self._metrics.batch(found.durationMs, found.numInputRows, behind)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Ignore idle time: nothing has come for a while."""
+        """Record that nothing waits, if the lag is not known yet. Spark calls this."""
+        self._metrics.idle()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Ignore the end: the caller who started the query knows of it."""

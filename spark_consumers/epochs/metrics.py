@@ -1,5 +1,6 @@
 """The Prometheus metrics of `slottables run`."""
 
+import math
 import platform
 import time
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.epochs.report import EpochReport
 
 if TYPE_CHECKING:
-    from spark_consumers.epochs.ledger import ParkedTable
+    from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 
 log = structlog.get_logger()
 _PARKED_LABELS = ("has", "refused_at", "reason", "remedy")
@@ -36,25 +37,29 @@ _COUNTERS = {
 class Metrics:
     """The metrics of one run; the lag in seconds is computed at each scrape."""
 
-    _waiting_since_ms = 0
+    _waiting_since_ms: int | None = None
     _ready = False
     _remark = ""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._epoch = self._gauge("epoch", "Number of the last committed epoch.")
+        self._epoch = self._gauge(
+            "epoch", "Number of the last committed epoch, 0 before the first. NaN: not known yet."
+        )
         self._lsn = self._gauge(
-            "commit_lsn", "Commit LSN that all tables but parked ones have reached."
+            "commit_lsn",
+            "Commit LSN that all tables but parked ones have reached. NaN: not known yet.",
         )
         self._bytes = self._gauge(
             "lag_bytes",
-            "Bytes of WAL between the tables' commit LSN and the last transaction that was read.",
+            "Bytes of WAL between the tables' commit LSN and the last transaction that was read. "
+            "NaN: not known yet.",
         )
         self._tell_build()
         self._gauge(
             "lag_seconds",
             "Seconds since the commit of the oldest transaction that the tables lack, parked ones "
-            "apart.",
+            "apart. NaN: not known yet.",
         ).set_function(self._lag_seconds)
         self._seconds = Histogram(
             "slottables_epoch_seconds",
@@ -94,7 +99,8 @@ class Metrics:
         )
         self._behind = self._gauge(
             "offsets_behind",
-            "Offsets of the transaction topic that the last micro-batch did not reach.",
+            "Offsets of the transaction topic that the last micro-batch did not reach. NaN: not "
+            "known yet.",
         )
         self.spans = Counter("slottables_spans", SPANS_HELP, ["outcome"], registry=self.registry)
         self.lineage_events = Counter(
@@ -155,8 +161,12 @@ class Metrics:
 
         return answer
 
-    def begun(self) -> None:
-        """Record that the state of the tables is known."""
+    def begun(self, record: "EpochRecord", tables: Iterable[str]) -> None:
+        """Record the last epoch at the start, as `_epochs` tells it, and the tables there are."""
+        self._epoch.set(record.epoch)
+        self._lsn.set(max(record.commit_lsn, 0))
+        for name in tables:
+            self._table_rows.labels(name)
         self._ready = True
 
     def parked(self, tables: Mapping[str, "ParkedTable"]) -> None:
@@ -216,12 +226,22 @@ class Metrics:
         self._waiting_since_ms = since_ms
         self._bytes.set(lag_bytes)
 
+    def idle(self) -> None:
+        """Record that no transaction waits, if no lag was recorded before."""
+        if self._waiting_since_ms is None:
+            self.waiting(0, 0)
+
     def _lag_seconds(self) -> float:
         since_ms = self._waiting_since_ms
+        if since_ms is None:
+            return math.nan
         return max(0.0, time.time() - since_ms / 1000) if since_ms else 0.0
 
     def _gauge(self, name: str, what: str) -> Gauge:
-        return Gauge(f"slottables_{name}", what, registry=self.registry)
+        """Return a gauge that is NaN until it is set."""
+        gauge = Gauge(f"slottables_{name}", what, registry=self.registry)
+        gauge.set(math.nan)
+        return gauge
 
 
 def _by_table(
@@ -229,7 +249,7 @@ def _by_table(
 ) -> tuple[Counter, tuple[Gauge, Gauge], Gauge, Gauge]:
     rows = Counter(
         "slottables_table_rows",
-        "Rows written to each table, by source table.",
+        "Events of rows that were applied to each table since `run` began, by source table.",
         ["table"],
         registry=registry,
     )

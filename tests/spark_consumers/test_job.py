@@ -1,5 +1,6 @@
 """The streaming job: tables that appear while it runs, its metrics, its ends."""
 
+import contextlib
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
+from spark_consumers.status import read_run_status
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
@@ -130,6 +132,30 @@ def test_metrics_tell_where_the_tables_are(new_pipeline: NewPipeline) -> None:
     names = ("lag_bytes", "lag_seconds", "offsets_behind", "duplicates_total", "quarantined_total")
     for name in names:
         assert values[f"slottables_{name}"] == 0
+
+
+def test_the_status_after_a_start_is_that_of_the_last_epoch(new_pipeline: NewPipeline) -> None:
+    """Also if no transaction comes any more."""
+    pipeline = new_pipeline(http_port=free_port())
+    pipeline.publisher.announce(ONE)
+    insert(pipeline, ONE, 1, 2)
+    reports = pipeline.stream()
+    tables = pipeline.tables.model_copy(update={"http_port": free_port()})
+    pipeline.settings = pipeline.settings.model_copy(update={"tables": tables})
+    with Running(pipeline) as running:
+
+        def known() -> bool:
+            running.sound()
+            with contextlib.suppress(Retryable):
+                return read_run_status(tables).lag_bytes is not None
+            return False
+
+        eventually(known, what="the lag is known", timeout_s=60)
+        status = read_run_status(tables)
+    running.sound()
+    assert (status.epoch, status.commit_lsn) == (reports[-1].epoch, pipeline.publisher.commit_lsn)
+    assert (status.lag_bytes, status.lag_seconds) == (0, 0)
+    assert status.events_since_start == {"public.one": 0}
 
 
 def test_only_the_configured_tables_and_a_refused_record_ends_it(new_pipeline: NewPipeline) -> None:

@@ -12,11 +12,11 @@ from schemas.errors import ExitCode, Retryable, SettingsError
 from schemas.tables import TablesSettings
 from services.testbed.ports import free_port
 from spark_consumers.command import app
-from spark_consumers.epochs.ledger import ParkedTable
+from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport, TableReport
 from spark_consumers.iceberg.parked import Parked
-from spark_consumers.status import parsed_status, read_run_status
+from spark_consumers.status import RunStatus, parsed_status, read_run_status
 
 
 def report(epoch: int, **rows: int) -> EpochReport:
@@ -25,12 +25,34 @@ def report(epoch: int, **rows: int) -> EpochReport:
     return EpochReport(epoch, 0x16B3748, 1, 0.5, 0, tables)
 
 
+def shown(status: RunStatus) -> str:
+    """What people see."""
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(status.screen())
+    return capture.get()
+
+
 def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     settings = TablesSettings(warehouse=str(tmp_path), http_port=free_port(), http_host="127.0.0.1")
     metrics = Metrics()
     metrics.serve(settings)
+    unknown = read_run_status(settings)
+    assert (unknown.epoch, unknown.commit_lsn) == (None, None)
+    assert (unknown.lag_bytes, unknown.lag_seconds) == (None, None)
+    assert unknown.document()["commit_lsn"] is None
+    assert "last epoch not known yet; lag not known yet" in shown(unknown)
+    metrics.begun(EpochRecord(0, -1, 0, {}, None, {}), [])
+    assert "no epoch yet; lag not known yet" in shown(read_run_status(settings))
+    metrics.begun(EpochRecord(18, 0x16B3700, 0, {}, None, {}), ["public.a"])
+    begun = read_run_status(settings)
+    assert "epoch 18, 0/16B3700; lag not known yet" in shown(begun)
+    assert begun.events_since_start == {"public.a": 0}
+    metrics.idle()
+    assert "epoch 18, 0/16B3700; 0 bytes and 0.0 s behind" in shown(read_run_status(settings))
     metrics.done(report(1, a=10))
     metrics.waiting(0, 123)
+    metrics.idle()
     metrics.rebuilding({"public.a": 0.25})
     metrics.filling(["public.f"])
     note = Parked(1, 0x10, 0x20, 7, "no value fits", "mend it")
@@ -41,8 +63,8 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     metrics.filling([])
     metrics.parked({})
     second = read_run_status(settings)
-    assert (first.rows, first.rebuilding) == ({"public.a": 10}, ["public.a"])
-    assert second.rows == {"public.a": 30, "public.b": 5}
+    assert (first.events_since_start, first.rebuilding) == ({"public.a": 10}, ["public.a"])
+    assert second.events_since_start == {"public.a": 30, "public.b": 5}
     spent_s = second.time_s - first.time_s
     assert second.rates(first) == pytest.approx({"public.a": 20 / spent_s, "public.b": 5 / spent_s})
     assert second.rates(None) == {}
@@ -52,7 +74,7 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
         "commit_lsn": "0/16B3748",
         "lag_bytes": 123,
         "lag_seconds": 0.0,
-        "rows": {"public.a": 10},
+        "events_since_start": {"public.a": 10},
         "rebuilding": ["public.a"],
         "rebuild_ratio": {"public.a": 0.25},
         "filling": ["public.f"],
@@ -64,23 +86,27 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
                 "remedy": "mend it",
             }
         },
-        "rows_per_second": {},
+        "events_per_second": {},
     }
-    console = Console(width=100)
-    with console.capture() as capture:
-        console.print(first.screen())
-    assert "epoch 1, 0/16B3748; 123 bytes and 0.0 s behind" in capture.get()
-    assert "being rebuilt █████░░░░░░░░░░░░░░░ 25% of its topic read" in capture.get()
+    assert "epoch 1, 0/16B3748; 123 bytes and 0.0 s behind" in shown(first)
+    assert "since start" in shown(first)
+    assert "being rebuilt █████░░░░░░░░░░░░░░░ 25% of its topic read" in shown(first)
     assert second.rebuild_ratio == {}
-    assert "filling: a snapshot has rows to bring" in capture.get()
-    assert "parked, has 0/10" in capture.get()
-    assert "refused at 0/20: no value fits. Remedy: mend it" in capture.get()
+    assert "filling: a snapshot has rows to bring" in shown(first)
+    assert "parked, has 0/10" in shown(first)
+    assert "refused at 0/20: no value fits. Remedy: mend it" in shown(first)
     assert (second.parked, second.filling) == ({}, [])
     config = tmp_path / "c.yaml"
     document = {"tables": {"warehouse": str(tmp_path), "http_port": settings.http_port}}
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
-    done = CliRunner().invoke(app, ["status", "--config", str(config), "--json"])
+    command = ["status", "--config", str(config)]
+    done = CliRunner().invoke(app, [*command, "--json"])
     assert (done.exit_code, json.loads(done.output)["epoch"]) == (0, 2)
+    metrics.parked({"public.z": ParkedTable(note, None, 3, 0)})
+    for arguments in (command, [*command, "--json"]):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == ExitCode.CHECK_FAILED, "a table is parked"
+        assert "public.z" in done.output
 
 
 def test_a_run_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
