@@ -112,7 +112,10 @@ class TopicSummary:
                 operation="read events",
                 subject=self.topic,
                 lsn=self.lsn_max,
-                hint="give the table a primary key, or keep it as a changelog (tables.rules)",
+                hint="keep it as a changelog: set tables.rules: "
+                f"{{{shape.name}: {{kind: changelog}}}}, stop `slottables run`, drop the Iceberg "
+                "table, start `run`, and, while `slottables status` shows it as parked, "
+                f"`slottables unpark --table {shape.name}`",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         if not shape.keyless and self.keyless_rows:

@@ -203,8 +203,9 @@ class Tables:
                 f"the Iceberg table is not what its rule says: {problem}",
                 operation="open Iceberg table",
                 subject=state.source,
-                hint="put tables.rules back, or the column; or drop the Iceberg table: `run` fills "
-                "it from Kafka by the new rule",
+                hint="put tables.rules back, or the column; or stop `slottables run`, drop the "
+                "Iceberg table, and start `run`, which fills it from Kafka by the new rule. Then, "
+                "while `slottables status` shows the table as parked, `slottables unpark`",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         document = rules.document(now)

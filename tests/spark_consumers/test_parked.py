@@ -11,6 +11,7 @@ from schemas.errors import OperatorNeeded, Retryable, SettingsError
 from schemas.tables import TableRule
 from services.testbed.ports import free_port
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
 from spark_consumers.restore.restoration import restore
@@ -221,6 +222,43 @@ def test_a_table_whose_rule_was_changed_is_parked(pipeline: Pipeline) -> None:
     both(pipeline, 3)
     pipeline.apply()
     assert ids(pipeline, "bad") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_the_remedy_of_a_table_without_a_key_that_is_updated(
+    pipeline: Pipeline, *, has_rows: bool
+) -> None:
+    """Followed step by step, it brings the table back, also one that never was in an epoch."""
+    full = SourceTable("full", {"a": ("int4", -1), "b": ("text", -1)}, key=(), identity="full")
+    name, row = "public.full", {"a": 1, "b": "x"}
+    pipeline.publisher.announce(full)
+    with pipeline.publisher.transaction() as t:
+        t.insert(full, row)
+    if has_rows:
+        pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.delete(full, row)
+    assert f"{name} has no key, and rows of it are updated" in pipeline.apply().refused[name]
+    remedy = record(pipeline).parked[name].parked.remedy
+    steps = [f"{{{name}: {{kind: changelog}}}}", "stop", "drop", "start", f"unpark --table {name}"]
+    places = [remedy.index(step) for step in steps]
+    assert places == sorted(places)
+    with pytest.raises(OperatorNeeded) as raised:
+        require_none_parked(record(pipeline).parked)
+    assert raised.value.hint == remedy
+    changed(pipeline, rules={name: TableRule(kind="changelog")})
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('full')}")
+    both(pipeline, 2)
+    assert not pipeline.apply().refused
+    if name in record(pipeline).parked:
+        assert list(Operator(pipeline.spark, pipeline.settings).unpark([name])) == [name]
+        pipeline.restart()
+        both(pipeline, 3)
+        assert not pipeline.apply().refused
+    assert not record(pipeline).parked
+    assert [row._op for row in pipeline.spark.table(pipeline.identifier("full")).collect()] == [
+        *("c", "d")
+    ]
 
 
 def test_a_table_whose_events_kafka_lacks_is_parked_and_counted_when_it_returns(
