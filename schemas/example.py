@@ -32,6 +32,7 @@ _EXAMPLES: Final = {
     " b: host=pg-b dbname=bank user=slotfailover}",
     "failover.journal": "/var/lib/slotbridge/failover.jsonl",
     "tables.warehouse": "/var/lib/slotbridge/warehouse",
+    "tables.http_port": "9189",
 }
 
 

@@ -14,10 +14,12 @@ from typing import Annotated
 import structlog
 import typer
 
-from schemas.errors import SettingsError, SlotbridgeError
+from schemas.errors import ExitCode, SettingsError, SetupError, SlotbridgeError
 from schemas.lsn import parse_lsn
 from schemas.settings import KafkaSettings, Settings, require
 
+_OF_SPARK = frozenset({"numpy", "py4j", "pyarrow", "pyroaring", "pyspark"})
+"""The packages of the extra `spark`."""
 Config = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
 
@@ -91,7 +93,8 @@ def exit_codes(*, as_json: bool) -> Iterator[None]:
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     try:
-        yield
+        with _packages():
+            yield
     except SlotbridgeError as error:
         if as_json:
             fields = ("operation", "subject", "lsn", "hint")
@@ -109,3 +112,20 @@ def interval_seconds(text: str) -> float:
             f"{text!r} is not a time", operation="read the command line", hint="--repeat 1h"
         )
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+
+
+@contextlib.contextmanager
+def _packages() -> Iterator[None]:
+    """Raise SetupError (PROGRAM_MISSING) for a package of the extra `spark` that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in _OF_SPARK:
+            raise
+        raise SetupError(
+            f"the Python package {name} is not installed",
+            operation="start slottables",
+            hint="pip install 'slotbridge[spark]'",
+            exit_code=ExitCode.PROGRAM_MISSING,
+        ) from None

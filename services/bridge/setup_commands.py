@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -21,6 +21,7 @@ _COMMANDS = {
     "failover": "slotfailover",
     "tables": "slottables",
 }
+_JARS: Final = frozenset({"spark.jars", "spark.jars.packages"})
 
 
 def init(
@@ -123,6 +124,11 @@ def _advice(settings: Settings) -> list[str]:
     if settings.bridge.http_port is not None and settings.bridge.http_host == "127.0.0.1":
         found.append(
             "bridge.http_host is 127.0.0.1: probes and Prometheus elsewhere can't reach it"
+        )
+    if settings.tables is not None and not _JARS & settings.tables.spark_options.keys():
+        found.append(
+            "tables.spark_options has no spark.jars: Spark does not find Kafka and Iceberg unless "
+            "spark-submit or the image brings their jars"
         )
     if settings.snapshot.conninfo is not None and settings.source is not None:
         host = host_name(

@@ -119,6 +119,20 @@ def test_the_json_schema_is_of_no_machine_and_knows_every_key() -> None:
     assert known == described
 
 
+@pytest.mark.parametrize(
+    ("options", "advised"),
+    [({}, True), ({"spark.jars": "a.jar"}, False), ({"spark.jars.packages": "g:a:1"}, False)],
+)
+def test_check_config_tells_of_jars_that_nobody_names(
+    tmp_path: Path, options: dict[str, str], *, advised: bool
+) -> None:
+    file = tmp_path / "c.yaml"
+    document = {"tables": {"warehouse": str(tmp_path), "spark_options": options}}
+    file.write_text(yaml.safe_dump(document))
+    code, told = slotbridge("check-config", "--config", file)
+    assert (code, "has no spark.jars" in told) == (0, advised), told
+
+
 def test_check_config_refuses_and_advises(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(

@@ -1,6 +1,8 @@
 """`slottables status`, asked of the metrics that `slottables run` serves."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,31 @@ def test_a_run_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
         read_run_status(TablesSettings(warehouse=str(tmp_path)))
     with pytest.raises(KeyError):
         parsed_status("# another program\nup 1\n", 0.0)
+
+
+@pytest.mark.parametrize("command", [["run"], ["epochs"]])
+def test_without_the_extra_spark_the_error_names_it(tmp_path: Path, command: list[str]) -> None:
+    """`status` does without it."""
+    port = free_port()
+    config = tmp_path / "c.yaml"
+    document = {
+        "source": {"conninfo": "host=127.0.0.1 port=1 dbname=x"},
+        "kafka": {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "p"},
+        "tables": {"warehouse": str(tmp_path), "http_port": port},
+    }
+    config.write_text(yaml.safe_dump(document), encoding="utf-8")
+    code = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from spark_consumers.command import app; app(sys.argv[1:])"
+    )
+
+    def done(*arguments: str) -> tuple[int, str]:
+        line = [sys.executable, "-c", code, *arguments, "--config", str(config)]
+        found = subprocess.run(line, capture_output=True, text=True, check=False)
+        return found.returncode, found.stderr
+
+    returned, told = done(*command)
+    assert returned == ExitCode.PROGRAM_MISSING, told
+    assert len(told.splitlines()) == 1
+    assert "pyspark" in told and "pip install 'slotbridge[spark]'" in told
+    assert done("status")[0] == ExitCode.SERVER_UNREACHABLE
