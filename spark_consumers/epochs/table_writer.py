@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,6 +13,7 @@ from spark_consumers.events import changes
 from spark_consumers.events.shape import CommitPosition, Shape, replacements
 from spark_consumers.iceberg import changelog, current, fills, history
 from spark_consumers.iceberg.delete_insert import Deletes, delete_and_insert
+from spark_consumers.iceberg.evolution import key_changed, other_key
 from spark_consumers.iceberg.tables import OpenTable
 
 Way = Literal["append", "replace", "merge", "index", "scan"]
@@ -39,11 +41,26 @@ def write_table(work: Work, own: DataFrame, by_index: Deletes | None = None) -> 
     kind, keyless = table.layout.kind, table.layout.shape.keyless
     if kind == "changelog":
         return _write_changelog(table, own, summary, shapes)
+    _require_one_key(work, own)
     if kind == "history":
         return _write_history(table, own, summary, shapes)
     if keyless:
         return _write_keyless(table, own, summary, shapes)
     return _write_current(table, own, summary, shapes, by_index)
+
+
+def _require_one_key(work: Work, own: DataFrame) -> None:
+    """Raise SetupError where events of the table's rows are by another key than the table's.
+
+    Only a table that is filled from its topic's beginning can have any.
+    """
+    for former, shape in pairwise(work.shapes):
+        if not key_changed(former, shape):
+            continue
+        beginning = _beginning(work.table, work.summary)
+        rows = own if beginning is None else changes.after(own, beginning)
+        if not changes.before(rows, shape.since).isEmpty():
+            raise other_key(former, shape)
 
 
 def fill(spark: SparkSession, work: Work) -> bool:

@@ -124,7 +124,8 @@ class TopicSummary:
                 operation="read events",
                 subject=self.topic,
                 lsn=self.lsn_max,
-                hint="the table's key was added later: rebuild the table",
+                hint="the table's key was added later: leave the table out (tables.tables), or "
+                "begin a new topic prefix",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
 

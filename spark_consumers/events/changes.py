@@ -170,6 +170,11 @@ def after(events: DataFrame, position: CommitPosition) -> DataFrame:
     return events.where(_after(position))
 
 
+def before(events: DataFrame, position: CommitPosition) -> DataFrame:
+    """Return the events before a position, whatever partition they come from."""
+    return events.where(f"NOT ({_after(position._replace(seq=position.seq - 1))})")
+
+
 def distinct_events(rows: DataFrame) -> DataFrame:
     """Drop events whose position was seen before."""
     return rows.dropDuplicates(["commit_lsn", "seq"])

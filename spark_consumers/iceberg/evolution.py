@@ -123,8 +123,8 @@ def evolve(
         catalog.require_known(table, identifier, known)
         another = before.another_table(after)
         old, new = Layout(before, layout_of(settings, after).rule), layout_of(settings, after)
-        if not another:
-            _require_key(before, after)
+        if key_changed(before, after):
+            raise other_key(before, after)
         existing = [str(column.name()) for column in table.schema().columns()]
         changes = needed(settings, old, new, existing, replaced=another)
         kept = unfilled(old, new, changes, kept)
@@ -194,15 +194,27 @@ def _commit(
     transaction.commitTransaction()
 
 
-def _require_key(before: Shape, after: Shape) -> None:
-    """Raise SetupError where the key has other columns than before."""
+def key_changed(before: Shape, after: Shape) -> bool:
+    """Tell whether other columns identify the rows of the same table."""
+    if before.another_table(after):
+        return False
     kept = survivors_of(before, after)
-    if after.key == tuple(kept.get(name) for name in before.key):
-        return
+    return after.key != tuple(kept.get(name) for name in before.key)
+
+
+def other_key(before: Shape, after: Shape) -> SetupError:
+    """Return the error of a table whose key has changed."""
     was, now = (", ".join(key) or "none" for key in (before.key, after.key))
     if was == now:
-        _refuse(before, f"the key {now} has another column of that name than before")
-    _refuse(before, f"the key was {was} and is {now}")
+        what = f"the key {now} has another column of that name than before"
+    else:
+        what = f"the key was {was} and is {now}"
+    return _refused(
+        before,
+        what,
+        "events by the former key can't be folded by the new one: write the rows anew at the "
+        'source, behind a TRUNCATE, then drop the Iceberg table (docs/TABLES.md, "A changed key")',
+    )
 
 
 def _widens(old: T.DataType, new: T.DataType) -> bool:
@@ -221,16 +233,18 @@ def _allow(
     settings: TablesSettings, shape: Shape, column: str, old: T.DataType, new: T.DataType
 ) -> None:
     if settings.on_changed_type == "stop" or column in shape.key:
-        _refuse(shape, f"column {column} was {old.simpleString()} and is {new.simpleString()}")
+        raise _refused(
+            shape,
+            f"column {column} was {old.simpleString()} and is {new.simpleString()}",
+            "tables.on_changed_type: new_column keeps the old values beside the new ones",
+        )
 
 
-def _refuse(shape: Shape, what: str) -> None:
-    raise SetupError(
+def _refused(shape: Shape, what: str, hint: str) -> SetupError:
+    return SetupError(
         f"the source table changed: {what}",
         operation="change an Iceberg table",
         subject=shape.name,
-        hint="tables.on_changed_type: new_column keeps the old values beside the new ones; a "
-        "changed key can't be followed: leave the table out (tables.tables), or begin a new topic "
-        "prefix, as docs/TABLES.md says",
+        hint=hint,
         exit_code=ExitCode.RECORD_REFUSED,
     )

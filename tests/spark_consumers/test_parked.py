@@ -575,3 +575,38 @@ def test_a_run_tells_of_parked_tables_and_does_not_end_as_if_all_were_well(
     changed(pipeline, http_port=None)
     with pytest.raises(OperatorNeeded, match=r"the table is parked.*slottables unpark --table"):
         pipeline.stream(once=True)
+
+
+def test_a_table_whose_key_has_changed_returns_with_rows_behind_a_truncate(
+    pipeline: Pipeline,
+) -> None:
+    """Its Iceberg table is dropped; events by the former key would leave stale rows."""
+    both(pipeline, 2, 3)
+    other = SourceTable("bad", BAD.columns, key=("v",))
+    with pipeline.publisher.transaction() as t:
+        t.update(BAD, {"id": 2, "v": "changed"})
+    pipeline.publisher.reshape(other)
+    with pipeline.publisher.transaction() as t:
+        t.insert(other, {"id": 4, "v": "4"})
+    assert "the key was id and is v" in pipeline.apply().refused[NAME]
+    assert ids(pipeline, "good") == [1, 2, 3]
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('bad')} PURGE")
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 5, "v": "5"})
+    assert "the key was id and is v" in pipeline.apply().refused[NAME], "a fill has stale rows"
+    with pipeline.publisher.transaction() as t:
+        t.truncate(other)
+        for number, text in enumerate(("1", "changed", "3", "4"), 1):
+            t.insert(other, {"id": number, "v": text})
+    with pipeline.publisher.transaction() as t:
+        t.update(other, {"id": 44, "v": "4"})
+    pipeline.apply()
+    unpark(pipeline)
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 6, "v": "6"})
+    assert pipeline.apply().refused == {}
+    assert [(row.id, row.v) for row in pipeline.rows("bad", "id")] == [
+        *((1, "1"), (2, "changed"), (3, "3"), (44, "4"))
+    ]
