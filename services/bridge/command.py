@@ -220,6 +220,7 @@ def teardown(
                 raise SystemExit(int(ExitCode.CHECK_FAILED))
             for one in () if dry_run else planned:
                 one.remove()
+                typer.echo(f"removed {one.kind} {one.name}", err=json)
         if json:
             gone = [{"kind": one.kind, "name": one.name} for one in planned]
             typer.echo(json_module.dumps({"dry_run": dry_run, "removed": gone}))

@@ -35,6 +35,15 @@ from services.postgres.server import Connection
 
 OPERATION = "tear down"
 _DELETE_TIMEOUT_S = 60.0
+_AS_SUPERUSER = "run teardown as a superuser: set SLOTBRIDGE_SOURCE__CONNINFO for this command"
+_MAY_DROP = {
+    "slot": "SELECT bool_or(rolsuper OR rolreplication) FROM pg_roles"
+    " WHERE rolname = current_user AND %s <> ''",
+    "origin": "SELECT has_function_privilege('pg_replication_origin_drop(text)', 'EXECUTE')"
+    " AND %s <> ''",
+    "publication": "SELECT pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s",
+}
+"""Whether our role may drop an object of a kind, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ def removals(
     connection = find_primary(source).connection
     try:
         planned = list(_in_database(connection, source, publication=publication))
+        _require_rights(connection, planned, source.slot)
         if found is not None:
             found.refresh()
             planned += _in_kafka(found, source.slot)
@@ -103,6 +113,23 @@ def _in_database(
         yield _statement(connection, source.slot, "publication", name, statement)
 
 
+def _require_rights(connection: Connection, planned: list[Removal], slot: str) -> None:
+    """Raise SetupError where our role may not drop all of it: half of it would be gone."""
+    denied = [
+        f"{one.kind} {one.name}"
+        for one in planned
+        if connection.execute(_MAY_DROP[one.kind].encode(), [one.name]).fetchone() == (False,)
+    ]
+    if denied:
+        raise SetupError(
+            f"the role may not drop {', '.join(denied)}; nothing is removed",
+            operation=OPERATION,
+            subject=f"slot {slot}",
+            hint=_AS_SUPERUSER,
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+
+
 def _statement(
     connection: Connection, slot: str, kind: str, name: str, statement: str | sql.Composed
 ) -> Removal:
@@ -123,7 +150,7 @@ def _refused(error: psycopg.Error, slot: str) -> Exception:
             text,
             operation=OPERATION,
             subject=f"slot {slot}",
-            hint="run teardown as a superuser: set SLOTBRIDGE_SOURCE__CONNINFO for this command",
+            hint=_AS_SUPERUSER,
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
     return server_error(state, text, OPERATION, f"slot {slot}")

@@ -8,12 +8,14 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
+from psycopg import sql
 
 from schemas.errors import ExitCode
 from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider
+from tests.providers.roles import make_roles
 from tests.providers.waiting import eventually
 
 
@@ -75,6 +77,37 @@ def test_teardown_removes_what_the_bridge_made_and_nothing_while_it_runs(
     )
     again = teardown(bridge, "--yes", "--publication", "--topics")
     assert (again.returncode, again.stdout) == (0, "nothing of it is there\n"), again.stderr
+
+
+def test_teardown_checks_all_rights_before_it_removes_anything(
+    pair: Provider, conninfo: str, fresh_database: str, topic_prefix: str, new_bridge: NewBridge
+) -> None:
+    """The bridge's role may drop the slot, but not the origin or another role's publication."""
+    publication = f"p_{topic_prefix}"
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    made = make_roles(
+        pair.primary, fresh_database, publication=publication, suffix=f"_{topic_prefix}"
+    )
+    bridge = new_bridge(pair.primary.conninfo(fresh_database, user=made.bridge))
+    bridge.start().streaming(conninfo)
+    assert bridge.stop() == 0, bridge.output
+    for options in (("--dry-run",), ("--yes",), ("--yes", "--publication")):
+        refused = teardown(bridge, *options)
+        assert refused.returncode == ExitCode.PRIVILEGE_MISSING, refused.stdout + refused.stderr
+        assert f"may not drop origin slotbridge_{bridge.slot}" in refused.stderr
+        assert ("publication" in refused.stderr) is ("--publication" in options)
+        assert "nothing is removed" in refused.stderr
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        slot = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s"
+        assert connection.execute(slot, [bridge.slot]).fetchone() == (1,)
+        function = "EXECUTE ON FUNCTION pg_replication_origin_drop(text)"
+        role = sql.Identifier(made.bridge)
+        connection.execute(sql.SQL(f"GRANT {function} TO {{}}").format(role))
+    done = teardown(bridge, "--yes")
+    assert done.returncode == 0, done.stderr
+    names = f"slot {bridge.slot}", f"origin slotbridge_{bridge.slot}"
+    assert [f"removed {name}" in done.stdout.splitlines() for name in names] == [True, True]
 
 
 @pytest.mark.usefixtures("kafka")
