@@ -33,7 +33,7 @@ TOLD = "the publication differs from the settings"
 
 
 def source(**values: Any) -> SourceSettings:
-    return SourceSettings.model_validate({"conninfo": "", **values})
+    return SourceSettings.model_validate({"conninfo": "host=a", **values})
 
 
 def seen(*tables: tuple[str, str], **values: Any) -> PublicationSeen:

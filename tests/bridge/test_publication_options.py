@@ -66,17 +66,19 @@ def test_a_pattern_that_fits_no_table_is_refused() -> None:
         ("replica_identity", {"other.*": "full"}),
     ):
         with pytest.raises(ValidationError, match="fits none of"):
-            SourceSettings.model_validate({"conninfo": "", "tables": ["public.a"], name: value})
+            SourceSettings.model_validate(
+                {"conninfo": "host=a", "tables": ["public.a"], name: value}
+            )
     with pytest.raises(ValidationError, match="twice"):
         SourceSettings.model_validate(
-            {"conninfo": "", "tables": ["public.a"], "column_lists": {"public.*": ["x", "x"]}}
+            {"conninfo": "host=a", "tables": ["public.a"], "column_lists": {"public.*": ["x", "x"]}}
         )
 
 
 def test_the_first_pattern_that_fits_applies() -> None:
     source = SourceSettings.model_validate(
         {
-            "conninfo": "",
+            "conninfo": "host=a",
             "tables": ["public.a", "public.b"],
             "row_filters": {"public.a": "one", "public.*": "other"},
         }

@@ -28,6 +28,8 @@ from tests.spark_consumers.publisher import Publisher
 
 __all__ = ["new_bridge"]
 IDLE_S = 1.0
+NO_SOURCE = "host=127.0.0.1 port=1 dbname=none user=none"
+"""The source of tables that nobody compares with it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -170,13 +172,13 @@ NewPipeline = Callable[..., Pipeline]
 def new_pipeline(
     spark: SparkSession, kafka: Broker, topic_prefix: str, warehouse: Path
 ) -> Iterator[NewPipeline]:
-    """`new_pipeline(conninfo="", publication="p", shaping={}, **tables_settings)`, also `slot`:
+    """`new_pipeline(conninfo=…, publication="p", shaping={}, **tables_settings)`, also `slot`:
     nothing is published yet."""
 
     made: list[Pipeline] = []
 
     def make(
-        conninfo: str = "",
+        conninfo: str = NO_SOURCE,
         publication: str = "p",
         slot: str = "slotbridge",
         shaping: dict[str, Any] | None = None,

@@ -105,7 +105,7 @@ def test_tables_are_filled_as_a_principal_with_the_documented_acls(
     pipeline = Pipeline(
         spark,
         Settings(
-            source=SourceSettings(conninfo="", publication="p"),
+            source=SourceSettings(conninfo="host=a", publication="p"),
             kafka=KafkaSettings(
                 bootstrap_servers=f"localhost:{broker.secured[protocol]}",
                 topic_prefix=topic_prefix,
