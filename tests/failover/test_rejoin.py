@@ -1,5 +1,6 @@
 """Old primaries made standbys again, on real servers: rewound, copied anew, ready for the next."""
 
+import re
 from pathlib import Path
 
 import psycopg
@@ -43,9 +44,28 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     assert (alive.code, "a is the primary" in alive.err) == (35, True)
 
     _diverge(trio)
-    assert slotfailover("failover", "--config", config, "--yes").code == 0
+    ran = slotfailover("failover", "--config", config, "--yes")
+    advice = "do NOT start a as it is; run: slotfailover rejoin a"
+    assert (ran.code, ran.out.count(f"Hint: {advice}")) == (0, 1), ran.out
     write(trio.standby, trio.dbname, 101)
+    checked = slotfailover("check", "--config", config).out
+    assert (checked.count(advice), "start the node" in checked, "start a standby" in checked) == (
+        (2, False, False)
+    )
+    standing = slotfailover("status", "--config", config)
+    assert advice in standing.out
+    assert "none unfinished" in standing.out
+    ran = slotfailover("rejoin", "a", "--config", config, "--dry-run")
+    discards = (
+        r"the rejoin discards \d+ bytes of WAL of a, with [1-9]\d* commits, from 0/\w+, where b"
+    )
+    assert re.search(discards, ran.out), ran.out
+    for written in ("hot_standby_feedback = on", "sync_replication_slots = on"):
+        assert f"postgresql.auto.conf: {written}" in ran.out
     ran = slotfailover("rejoin", "a", "--config", config, "--yes", "--json")
+    before, _, after = ran.err.partition("make a a standby of b")
+    assert re.search(discards, before), ran.err
+    assert after
     assert ran.code == 0, ran.err
     steps = [step["step"] for step in ran.json["steps"]]
     assert "make a a standby of b" in steps

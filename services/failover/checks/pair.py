@@ -8,6 +8,7 @@ from services.failover.checks import remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.checks.readiness import judge_all
 from services.failover.model.statements import UNFENCED
+from services.failover.model.topology import keep_off, replaced_by
 from services.failover.model.view import FENCE
 
 if TYPE_CHECKING:
@@ -88,13 +89,18 @@ def primary_fenced(facts: Facts) -> Iterator[Seen]:
 )
 def node_answers(facts: Facts) -> Iterator[Seen]:
     for node in facts.view.nodes:
+        promoted = replaced_by(facts.view, node)
+        since = f", and {promoted} was promoted in its place" if promoted else ""
         yield Seen(
             node.name,
             f"{node.name}: {node.reach}" + (f", {node.detail}" if node.detail else ""),
-            "" if node.state is not None else f"{node.name} does not answer",
+            "" if node.state is not None else f"{node.name} does not answer{since}",
             remedies.manual(
-                "start the node, or correct its conninfo in failover.nodes",
-                because="a server must be started",
+                keep_off(facts.view, node)
+                or "start the node, or correct its conninfo in failover.nodes",
+                because=f"{node.name} would take writes beside {promoted}"
+                if promoted
+                else "a server must be started",
             ),
         )
 

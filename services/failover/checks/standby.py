@@ -11,6 +11,7 @@ from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.capacity import too_low
 from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.model.topology import keep_off
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +37,12 @@ def standby_answers(facts: Facts) -> Iterator[Seen]:
         at = format_lsn(standby.received)
         yield Seen(standby.name, f"{standby.name} has WAL up to {at}, on timeline {timeline}")
     if not facts.below:
+        off = filter(None, (keep_off(facts.view, node) for node in facts.view.nodes))
         yield Seen(
             "",
             "no node answers as a standby",
             "there is no standby to fail over to",
-            remedies.manual("start a standby and add it to failover.nodes"),
+            remedies.manual("; ".join(off) or "start a standby and add it to failover.nodes"),
         )
 
 

@@ -199,7 +199,9 @@ def synchronous_before(facts: Facts) -> Iterator[Seen]:
         wanted = quorum(before)
         count = min(wanted[0], len(names)) if wanted is not None else 0
         listing = ", ".join(identifier(name) for name in sorted(set(names)))
-        remedy = remedies.manual("start a standby first", because="no standby streams")
+        remedy = remedies.manual(
+            "set it again once a standby streams", because="no standby streams"
+        )
         if count:
             value = f"ANY {count} ({listing})"
             remedy = remedies.run_statements(

@@ -29,7 +29,7 @@ for order in (
     change.resume,
     change.repoint,
     change.rejoin,
-    change.history,
+    status.history,
     watch,
     drill,
 ):

@@ -1,6 +1,6 @@
 """The commands that change something, and those that show what they would do or have done.
 
-All but `plan`, `history` and --dry-run hold the lock, confirm unless --yes, and keep the journal.
+All but `plan` and --dry-run hold the lock, confirm unless --yes, and keep the journal.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from services.failover.cli.options import (
     Yes,
     settings_of,
 )
-from services.failover.execute.history import history_as_json, read_history, unfinished
+from services.failover.execute.history import read_history, unfinished
 from services.failover.execute.interruption import Interruption
 from services.failover.execute.journal import Entry, Journal
 from services.failover.execute.lock import Lock, locked
@@ -230,15 +230,16 @@ def rejoin(
     no_newer_primary: NoNewerPrimary = False,
 ) -> None:
     """Make an old primary a standby of the new one, by pg_rewind or a base backup."""
+    order = _Order("rejoin", config, yes, dry_run, as_json)
 
     def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
         request = replace(
             request, rejoin=frozenset({node}), copies=copy, no_newer_primary=no_newer_primary
         )
-        require_rejoinable(cluster, plan_rejoin(view, request))
+        order.notes += require_rejoinable(cluster, plan_rejoin(view, request))
         return plan_rejoin, request
 
-    _Order("rejoin", config, yes, dry_run, as_json).give(choose_it)
+    order.give(choose_it)
 
 
 def plan(
@@ -259,25 +260,6 @@ def plan(
         return plan_switchover, replace(given, rejoin=frozenset({alive.name} - {to}))
 
     _Order("plan", config, True, True, as_json).give(choose_it)
-
-
-def history(
-    config: Config,
-    as_json: Json = False,
-    count: Annotated[int, typer.Option("--last", help="How many runs to print.")] = 10,
-) -> None:
-    """Print past runs from the journals: who did what, when, and how it ended."""
-    with exit_codes(as_json=as_json):
-        settings, _ = settings_of(config)
-        with Cluster(settings) as cluster:
-            view = cluster.observe()
-            entries = read_history(cluster, view, settings.journal, settings.journal_database)
-        runs = list(dict.fromkeys(entry.run for entry in entries))[-count:]
-        chosen = [entry for entry in entries if entry.run in runs]
-        if as_json:
-            output.print_json(history_as_json(chosen))
-        else:
-            output.print_history(output.on_stdout(), chosen)
 
 
 @contextlib.contextmanager
@@ -303,7 +285,7 @@ class _Order:
         self._dry_run = dry_run
         self._as_json = as_json
         self._admin = command in _OF_ADMINS
-        self._notes: list[str] = []
+        self.notes: list[str] = []
         self.settings: FailoverSettings
 
     def give(self, choose_it: Choose, *, undo: bool = False) -> None:
@@ -364,11 +346,11 @@ class _Order:
         unread: list[str] = []
         database = settings.journal_database
         entries = read_history(cluster, view, settings.journal, database, unread)
-        self._notes = recall(cluster, entries, asked.answer(), unread)
+        self.notes = recall(cluster, entries, asked.answer(), unread)
 
     def _noted(self, view: View, plan: Plan) -> Plan:
         """Return the plan with notes on what could not be judged and on who else may be at work."""
-        more = (*self._notes, *(notes_on(view) if self._admin else ()))
+        more = (*self.notes, *(notes_on(view) if self._admin else ()))
         return replace(plan, notes=(*more, *forgotten(view, plan.new_primary), *plan.notes))
 
     def _request(self) -> Request:

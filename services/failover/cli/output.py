@@ -245,5 +245,5 @@ def _slot_line(verdict: Readiness) -> Text:
 
 def _print_left(console: Console, what: Plan | Result) -> None:
     print_notes(console, what.notes)
-    for left in what.left:
+    for left in (*what.left, *what.to_do):
         console.print(Text.assemble(("TO DO     ", "yellow"), left.line))

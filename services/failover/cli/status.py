@@ -1,11 +1,14 @@
-"""The command `status`: it looks, changes nothing and takes no lock."""
+"""The commands `status` and `history`: they look, change nothing and take no lock."""
 
 import contextlib
+from typing import Annotated
+
+import typer
 
 from schemas.errors import SlotbridgeError
 from services.failover.cli import output
 from services.failover.cli.options import Config, Json, settings_of
-from services.failover.execute.history import read_history, unfinished
+from services.failover.execute.history import history_as_json, read_history, unfinished
 from services.failover.execute.lock import holder
 from services.failover.execute.pair_status import status_of
 from services.failover.execute.timeline_memory import recall
@@ -52,3 +55,22 @@ def _holders(cluster: Cluster, view: View, database: str) -> list[str]:
                 held = link.ask(holder)
                 found += [f"on {node.name} by {held}"] if held else []
     return found
+
+
+def history(
+    config: Config,
+    as_json: Json = False,
+    count: Annotated[int, typer.Option("--last", help="How many runs to print.")] = 10,
+) -> None:
+    """Print past runs from the journals: who did what, when, and how it ended."""
+    with exit_codes(as_json=as_json):
+        settings, _ = settings_of(config)
+        with Cluster(settings) as cluster:
+            view = cluster.observe()
+            entries = read_history(cluster, view, settings.journal, settings.journal_database)
+        runs = list(dict.fromkeys(entry.run for entry in entries))[-count:]
+        chosen = [entry for entry in entries if entry.run in runs]
+        if as_json:
+            output.print_json(history_as_json(chosen))
+        else:
+            output.print_history(output.on_stdout(), chosen)

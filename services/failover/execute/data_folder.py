@@ -1,25 +1,31 @@
 """A node's data folder on this machine: its state by pg_controldata, without its server.
 
-    pg_controldata   system identifier, state, whether pg_rewind can work on it
+    pg_controldata   system identifier, timeline, state, whether pg_rewind can work on it
+    pg_waldump       where its WAL ends, and the commits in it
     postmaster.pid   pid, data folder, start in seconds, port, …   one a line
 
-Source: PostgreSQL's pg_controldata.c, miscadmin.h (LOCK_FILE_LINE_…).
+Source: PostgreSQL's pg_controldata.c, pg_waldump.c, miscadmin.h (LOCK_FILE_LINE_…).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import ExitCode, SettingsError, SetupError
+from schemas.lsn import format_lsn, parse_lsn
 from services.failover.execute import host_programs
 from services.failover.model.host_commands import Machine
 
 _CLEAN = ("shut down", "shut down in recovery")
 _SPARE = 1.1
+_WALDUMP_S = 60
+_SPAN = re.compile(r"WAL statistics between \S+ and (\S+):")
+_COMMITS = re.compile(r"^Transaction/COMMIT(?:_PREPARED)? +(\d+) ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class ControlData:
     state: str
     checksums: bool
     wal_log_hints: bool
+    timeline: int = 0
+    """The timeline of the latest checkpoint."""
 
     @property
     def clean(self) -> bool:
@@ -85,6 +93,37 @@ class DataFolder:
             found.get("Database cluster state", ""),
             found.get("Data page checksum version", "0") != "0",
             found.get("wal_log_hints setting", "off") == "on",
+            int(found.get("Latest checkpoint's TimeLineID", "0")),
+        )
+
+    def wal_after(self, lsn: int, timeline: int) -> tuple[int, int]:
+        """Return where the folder's WAL of a timeline ends, and how many commits it has after LSN.
+
+        Raise SetupError or Retryable where pg_waldump can't read that WAL.
+        """
+        text = host_programs.run_command(
+            (
+                *(self._machine.program("pg_waldump"), f"--path={self.path}", "--stats=record"),
+                *(f"--timeline={timeline}", f"--start={format_lsn(lsn)}"),
+            ),
+            operation=self._operation,
+            subject=self._machine.node,
+            deadline_s=_WALDUMP_S,
+            os_user=self._machine.os_user,
+            environment={"LC_ALL": "C"},
+            succeeds_with=(0, 1),  # 1 also where it meets the end of the WAL
+        )
+        span = _SPAN.search(text)
+        if span is not None:
+            return parse_lsn(span.group(1)), sum(map(int, _COMMITS.findall(text)))
+        if "could not find a valid record after" in text:
+            return lsn, 0
+        raise SetupError(
+            f"pg_waldump can't read the WAL of timeline {timeline} from {format_lsn(lsn)} on: "
+            f"{text.strip().splitlines()[-1] if text.strip() else 'it printed nothing'}",
+            operation=self._operation,
+            subject=self._machine.node,
+            hint=f"read it by hand, in {self.path}/pg_wal",
         )
 
     def postmaster(self) -> Postmaster | None:

@@ -9,7 +9,7 @@ import pwd
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
@@ -42,12 +42,14 @@ def run_command(
     ends_with_us: bool = False,
     inherited: tuple[int, ...] = (),
     remedy: str = GO_ON,
+    succeeds_with: Container[int] = (0,),
 ) -> str:
     """Run a command to its end; return its output (the last 100 KB).
 
     Of our own environment it gets INHERITED and the variables `passed` names, as what it starts
     may show its environment to others; `environment` is added. `ends_with_us`: an interruption of
-    ours ends it, too. `inherited`: file descriptors that it keeps open.
+    ours ends it, too. `inherited`: file descriptors that it keeps open. `succeeds_with`: the exit
+    statuses that are not a failure.
     Raise SetupError if it fails, Retryable (DEADLINE) if it does not end.
     """
     entry = account(os_user)
@@ -90,7 +92,7 @@ def run_command(
             if ends_with_us:
                 _kill(process)
             raise
-        if status != 0:
+        if status not in succeeds_with:
             said = f"{command[0]} ended with {status}: {_last_words(output.fileno())}"
             raise SetupError(said, operation=operation, subject=subject, hint=remedy)
         return _printed(output.fileno(), _OUTPUT_BYTES)

@@ -18,7 +18,7 @@ from schemas.lsn import format_lsn
 from services.failover.checks.loss import last_contact, losses, slots_not_judged
 from services.failover.checks.readiness import candidate, judge_all
 from services.failover.model.preconditions import outdated
-from services.failover.model.topology import follows
+from services.failover.model.topology import follows, keep_off
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,7 +84,9 @@ def _node(view: View, node: Node, entries: list[Entry]) -> Line:
         if seen is not None and seen.node == node.name:
             at = format_lsn(seen.lsn)
             last = f"; was the primary {seen.age_s:.0f} s ago, timeline {seen.timeline}, at {at}"
-        return Line(str(node.reach), node.name, f"{node.detail}{last}", good=False)
+        off = keep_off(view, node)
+        words = "; ".join(filter(None, (f"{node.detail}{last}", off)))
+        return Line(str(node.reach), node.name, words, good=False)
     timeline = state.server.timeline
     if node.leading:
         alone = len([n for n in view.nodes if n.leading]) == 1

@@ -25,17 +25,15 @@ from pathlib import Path
 from schemas.errors import ExitCode, Retryable, SetupError
 from services.failover.execute import host_programs
 from services.failover.execute.data_folder import DataFolder
-from services.failover.execute.rejoin_preflight import Source, preflight
+from services.failover.execute.rejoin_preflight import Source, discarded, preflight
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.host_commands import Machine
-from services.failover.model.view import FENCE, FENCE_MARK
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.server_link import Unreachable
 from services.failover.plan.steps.step import Step
-from services.failover.plan.steps.topology import upstream_of
+from services.failover.plan.steps.topology import OF_PRIMARIES, OF_STANDBYS, upstream_of
 
 _CONFIGURATION = ("postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_ident.conf")
-_OF_PRIMARIES = (FENCE, FENCE_MARK, "synchronized_standby_slots", "synchronous_standby_names")
 
 
 def perform_rejoin(
@@ -110,6 +108,8 @@ class _Rebuild:
         if self._is_done("rewound") or self._is_done("copied"):
             self._configure(self._data, upstream)
             return
+        if told := discarded(self._step, self._machine, self._source):
+            self._tell(told)
         reason = self._rewind(environment)
         if not reason:
             self._note_done("rewound")
@@ -211,11 +211,10 @@ class _Rebuild:
                 self._write(folder / name, (self._kept / name).read_text(encoding="utf-8"))
         auto = folder / "postgresql.auto.conf"
         values = {
-            **dict.fromkeys(_OF_PRIMARIES, None),
+            **dict.fromkeys(OF_PRIMARIES, None),
             "primary_conninfo": upstream.text,
             "primary_slot_name": self._step.subject,
-            "hot_standby_feedback": "on",
-            "sync_replication_slots": "on",
+            **OF_STANDBYS,
         }
         lines = [
             line

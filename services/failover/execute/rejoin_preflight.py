@@ -15,6 +15,8 @@ from schemas.lsn import format_lsn
 from services.failover.execute import host_programs
 from services.failover.execute.data_folder import DataFolder, Postmaster
 from services.failover.model.conninfo import Conninfo
+from services.failover.model.host_commands import Machine
+from services.failover.model.timelines import History, left_at
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.provenance import read_history
 from services.failover.observe.server_link import Unreachable, expanded, parse_conninfo
@@ -39,6 +41,9 @@ class Source:
     size_bytes: int
     identity: str = ""
     """Its cluster, timeline and where that began; "" where that can't be told."""
+    timeline: int = 0
+    history: History | None = None
+    """The timelines before its own, None where they can't be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +55,33 @@ class _Primary:
     tablespaces: int
     upstream: str
     identity: str
+    timeline: int
+    history: History | None
 
 
-def require_rejoinable(cluster: Cluster, plan: Plan) -> None:
-    """Check the rejoins of a plan before anything is done. Raise what `preflight` raises."""
+def require_rejoinable(cluster: Cluster, plan: Plan) -> list[str]:
+    """Check the rejoins of a plan before anything is done; return notes on what they discard.
+
+    Raise what `preflight` raises.
+    """
+    notes = []
     for step in plan.steps:
-        if step.action is Action.REJOIN and not step.command:
+        if step.action is Action.REJOIN and step.command:
+            notes.append(
+                f"not judged: which WAL of {step.server} the rejoin discards, as a command of "
+                "failover.machines does it"
+            )
+        elif step.action is Action.REJOIN:
             try:
-                preflight(step, cluster)
+                source = preflight(step, cluster)
+                notes.append(discarded(step, cluster.machines[step.server], source))
             except Unreachable as error:
                 raise Retryable(
                     f"{step.node} stopped answering: {error.detail}",
                     operation=step.text,
                     subject=step.server,
                 ) from error
+    return list(filter(None, notes))
 
 
 def preflight(step: Step, cluster: Cluster) -> Source:
@@ -96,7 +114,38 @@ def preflight(step: Step, cluster: Cluster) -> Source:
         _require_copyable(step, primary)
         _require_replication(step, source)
     replication = _replication(step, cluster, folder, primary)
-    return Source(source, replication, primary.size_bytes, primary.identity)
+    told = (primary.identity, primary.timeline, primary.history)
+    return Source(source, replication, primary.size_bytes, *told)
+
+
+def discarded(step: Step, machine: Machine, source: Source) -> str:
+    """Say which WAL of the node the source never had: the rejoin discards it; "" without a folder.
+
+    The WAL is read where it is; what can't be read is said to be not judged.
+    """
+    node, primary, folder = step.server, step.node, DataFolder(machine, step.text)
+    if not folder.exists:
+        return ""
+    unknown = f"not judged: which WAL of {node} the rejoin discards, as"
+    timeline = folder.control().timeline
+    if source.history is None:
+        return f"{unknown} nobody can read the history of timeline {source.timeline} of {primary}"
+    if timeline == source.timeline:
+        return ""
+    fork = left_at(source.history, timeline)
+    if fork is None:
+        return f"{unknown} timeline {source.timeline} of {primary} did not come from {timeline}"
+    try:
+        end, commits = folder.wal_after(fork, timeline)
+    except (SetupError, Retryable) as error:
+        return f"{unknown} {error.message}"
+    where = f"{format_lsn(fork)}, where {primary} left timeline {timeline}"
+    if end <= fork:
+        return f"{node} has no WAL after {where}: the rejoin discards nothing"
+    return (
+        f"the rejoin discards {end - fork} bytes of WAL of {node}, with {commits} commits, from "
+        f"{where}, to {format_lsn(end)}: {primary} never had them"
+    )
 
 
 def _require_own(step: Step, cluster: Cluster, folder: DataFolder) -> None:
@@ -227,4 +276,4 @@ def _primary(connection: Connection) -> _Primary:
     start = format_lsn(history[-1][1]) if history else "the first"
     identity = f"{system} {timeline} {start}" if history is not None else ""
     upstream = setting(connection, "primary_conninfo")
-    return _Primary(system, size_bytes, tablespaces, upstream, identity)
+    return _Primary(system, size_bytes, tablespaces, upstream, identity, timeline, history)

@@ -63,6 +63,7 @@ class Result:
     left: tuple[Blocker, ...]
     notes: tuple[str, ...]
     seconds: float
+    to_do: tuple[Blocker, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
@@ -84,6 +85,7 @@ class Result:
             ],
             "slots": [slot.as_json() for slot in self.slots],
             "left": [left.as_json() for left in self.left],
+            "to_do": [item.as_json() for item in self.to_do],
             "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
         }
@@ -139,10 +141,9 @@ class Run:
             raise self._broken_off(bug, undo=undo) from error
         left = (*plan.left, *self.late)
         seconds = time.monotonic() - self.started
-        outcome = "; ".join(item.line for item in left) or DONE
-        self.journal.end(view, outcome, seconds)
-        notes = (*plan.notes, *self.journal.problems)
-        return Result(plan.new_primary, tuple(self.performed), plan.slots, left, notes, seconds)
+        self.journal.end(view, "; ".join(item.line for item in left) or DONE, seconds)
+        told = (plan.slots, left, (*plan.notes, *self.journal.problems), seconds, plan.to_do)
+        return Result(plan.new_primary, tuple(self.performed), *told)
 
     def _loop(self, plan: Plan, view: View, planner: Planner) -> tuple[Plan, View]:
         notes = plan.notes

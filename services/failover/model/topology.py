@@ -5,16 +5,45 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from services.failover.model.managers import is_managed
 from services.postgres.slots import Slot
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node
+    from services.failover.model.view import Node, View
 
 
 def slot_of(node: Node) -> str:
     """Return the physical slot by which a standby streams: its own, or one named after it."""
     own = node.state.setting("primary_slot_name") if node.standby and node.state else ""
     return own or "slotfailover_" + re.sub(r"[^a-z0-9_]", "_", node.name.lower())[:40]
+
+
+def replaced_by(view: View, node: Node) -> str:
+    """Return the node that was promoted while `node`, which gives no answer, may be a primary too.
+
+    "" where `node` answers, where it was a standby when it was last seen, where nobody was
+    promoted, or where another manager starts the nodes. While no primary answers, the sighting and
+    the journals tell who was promoted.
+    """
+    if node.state is not None or node.name in view.known_standbys or is_managed(view.managed_by):
+        return ""
+    if view.primary is not None:
+        found, promoted = view.primary, view.primary.known_state.server.timeline > 1
+        return found.name if promoted else ""
+    seen, ordered = view.sighting, view.promotions[-1][0] if view.promotions else ""
+    name = seen.node if seen is not None and seen.timeline > max(1, view.promoted_from) else ordered
+    obeyed = not any(other.name == name and other.standby for other in view.nodes)
+    return name if obeyed and name != node.name else ""
+
+
+def keep_off(view: View, node: Node) -> str:
+    """Return what to do with a node that another has replaced, instead of a start; "" if none has.
+
+    Its data folder is still that of a primary: started, it takes writes beside the new one.
+    """
+    if not replaced_by(view, node):
+        return ""
+    return f"do NOT start {node.name} as it is; run: slotfailover rejoin {node.name}"
 
 
 def failover_slots(node: Node) -> tuple[Slot, ...]:

@@ -39,7 +39,7 @@ from services.failover.plan.invariants import (
 )
 from services.failover.plan.notes import Measured
 from services.failover.plan.request import Draft, Plan
-from services.failover.plan.standbys import attach_standbys
+from services.failover.plan.standbys import attach_standbys, kept_off
 from services.failover.plan.steps import promotion, receivers, subscriptions
 from services.failover.plan.steps.step import Action, active
 from services.failover.plan.succession import doubt_now, require_newest_known, vouched
@@ -103,7 +103,7 @@ def attach(draft: Draft, name: str) -> Plan:
             draft.add(receivers.reconnect(other, name))
     for other in draft.view.standbys:
         _label(draft, other.name, name)
-    return _drawn(draft, name, left, [])
+    return replace(_drawn(draft, name, left, []), to_do=kept_off(draft, name))
 
 
 def _drawn(draft: Draft, name: str, left: list[Blocker], notes: list[str]) -> Plan:

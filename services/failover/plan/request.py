@@ -89,6 +89,8 @@ class Plan:
     slots: tuple[Readiness, ...]
     left: tuple[Blocker, ...] = ()
     notes: tuple[str, ...] = ()
+    to_do: tuple[Blocker, ...] = ()
+    """What is a person's to do once the command is done; the exit code does not depend on it."""
 
 
 def after_step(request: Request, step: Step, view: View) -> Request:
@@ -148,5 +150,6 @@ def plan_as_json(plan: Plan, *, hooks: bool = True) -> dict[str, object]:
         ],
         "slots": [slot.as_json() for slot in plan.slots],
         "left": [left.as_json() for left in plan.left],
+        "to_do": [item.as_json() for item in plan.to_do],
         "notes": list(plan.notes),
     }

@@ -23,6 +23,7 @@ from services.failover.model.topology import (
     failover_slots,
     follows,
     has_slot,
+    keep_off,
     slot_of,
     streams_from,
 )
@@ -88,6 +89,21 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Blocker]:
     if _slot(draft, name, primary):
         draft.add(effects.rejoin(node, above, copies=draft.request.copies))
     return []
+
+
+def kept_off(draft: Draft, primary: str) -> tuple[Blocker, ...]:
+    """Return what a person must not do with the nodes that the primary's promotion has replaced."""
+    view, wished = draft.view, draft.request.rejoin
+    return tuple(
+        Blocker(
+            node.name,
+            f"{primary} was promoted, and nobody has seen {node.name} as a standby since: if it is "
+            f"started, it may take writes beside {primary}",
+            remedy,
+        )
+        for node in view.nodes
+        if node.name not in wished and (remedy := keep_off(view, node))
+    )
 
 
 def _cascades(draft: Draft, node: Node, primary: str) -> bool:

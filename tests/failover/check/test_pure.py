@@ -15,8 +15,10 @@ from services.failover.checks.facts import facts_of, required_slots
 from services.failover.checks.model import Finding, Severity
 from services.failover.checks.readiness import candidate, judge_all
 from services.failover.checks.registry import CHECKS, run_checks
+from services.failover.model.loss_limit import Sighting
 from services.failover.model.node_details import HbaRule, NodeDetails
 from services.failover.model.timelines import Milestone
+from services.failover.model.topology import keep_off, replaced_by
 from services.failover.model.view import Node, View
 from services.postgres.server import SettingValue
 from tests.failover.views import node, slot, state, subscriber, subscription, views
@@ -223,3 +225,24 @@ def test_the_line_that_is_advised_admits(
         method=place[-1],
     )
     assert not refused(advised, *rules, address=address, encrypted=encrypted)
+
+
+def test_a_node_that_was_replaced_is_not_to_be_started() -> None:
+    """Unless it was a standby when it was last seen; without a primary, the memory tells."""
+    down, c = node("a", None), node("c", None)
+    b = node("b", state(standby=False, timeline=2))
+    promoted = View((down, b, c), (), known_standbys=frozenset("c"))
+    assert [replaced_by(promoted, each) for each in promoted.nodes] == ["b", "", ""]
+    assert keep_off(promoted, down) == "do NOT start a as it is; run: slotfailover rejoin a"
+    (answers,) = [f for f in run_checks(facts_of(promoted, None)) if f.check == "node-answers" and
+                  f.subject == "a"]  # fmt: skip
+    assert "do NOT start a" in answers.remedy.text
+    first = View((down, node("b", state(standby=False))), ())
+    assert not replaced_by(first, down)
+    gone = View((down, node("b", None)), ())
+    seen, ordered = Sighting("b", 2, 1000, 4.0, ""), (("b", "2026-01-01T00:00:00+00:00"),)
+    for less in (replace(gone, sighting=seen), replace(gone, promotions=ordered)):
+        assert [replaced_by(less, each) for each in less.nodes] == ["b", ""]
+    assert not replaced_by(gone, down)
+    still = View((down, node("b", state())), (), promotions=ordered)
+    assert not replaced_by(still, down)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from services.failover.model import statements
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.topology import failover_slots, has_slot, slot_of, streams_from
-from services.failover.model.view import Reach
+from services.failover.model.view import FENCE, FENCE_MARK, Reach
 from services.failover.plan.steps.promotion import names_of, with_setting
 from services.failover.plan.steps.step import Action, Step, with_node, with_state
 from services.postgres.server import SettingValue
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from services.failover.model.conninfo import Address
     from services.failover.model.view import Node, NodeState, View
 
+OF_PRIMARIES = (FENCE, FENCE_MARK, "synchronized_standby_slots", "synchronous_standby_names")
+"""The settings that a rejoin takes out of a node's own file."""
+OF_STANDBYS = {"hot_standby_feedback": "on", "sync_replication_slots": "on"}
+"""The settings that a rejoin writes there, beside where the node is to stream from."""
 FALLBACK_DBNAME = "postgres"
 """The database of slot synchronization, if a standby's primary_conninfo never named one."""
 
@@ -213,7 +217,10 @@ def _by_hand(old: Node, primary: Node, name: str, *, copies: bool) -> tuple[str,
         f"{rewind} -n; then without -n",
         *((copy,) if copies else ()),
         f"postgresql.auto.conf: primary_conninfo = {conninfo}",
-        f"postgresql.auto.conf: primary_slot_name = {name}; standby.signal",
+        f"postgresql.auto.conf: primary_slot_name = {name}",
+        *(f"postgresql.auto.conf: {setting} = {value}" for setting, value in OF_STANDBYS.items()),
+        f"postgresql.auto.conf: without {', '.join(OF_PRIMARIES)}",
+        "standby.signal is created",
         shlex.join(machine.command("start")),
     )
 
