@@ -1,11 +1,13 @@
 """`slotfailover status`: one screen, before and after a primary dies, and while a command works."""
 
+import re
 from pathlib import Path
 
 from services.failover.observe.client_sessions import COMMAND_LOCK as KEY
 from tests.conftest import NewPair
-from tests.failover.servers import configuration, slotfailover, subscribe
+from tests.failover.servers import ask, configuration, slotfailover, subscribe, tell
 from tests.providers.databases import connect
+from tests.providers.waiting import eventually
 
 
 def test_status_says_who_leads_who_lags_and_what_is_unfinished(
@@ -20,12 +22,23 @@ def test_status_says_who_leads_who_lags_and_what_is_unfinished(
     assert len(lines) == 6, ran.out
     assert lines[0].startswith("PRIMARY    a")
     assert "takes writes" in lines[0]
+    assert re.search(r"its server is up since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$", lines[0]), lines[
+        0
+    ]
     assert "lacks " in lines[1]
     assert "last message" in lines[1]
     assert "sub/s1" in lines[2]
     assert "ready" in lines[3]
     assert "none unfinished" in lines[4]
     assert lines[5].endswith("free")
+    tell(trio.standby, "SELECT pg_wal_replay_pause()")
+    paused = "SELECT pg_get_wal_replay_pause_state() <> 'not paused'"
+    eventually(lambda: ask(trio.standby, paused), what="replay is paused")
+    waiting = slotfailover("status", "--config", config)
+    assert "NOT READY: replay is paused on b" in waiting.out
+    checked = slotfailover("check", "--config", config)
+    assert "; but a promotion is refused (34): replay is paused on b" in checked.out
+    tell(trio.standby, "SELECT pg_wal_replay_resume()")
     with connect(trio.primary, "postgres") as other:
         other.execute("SELECT pg_advisory_lock(%s)", [KEY])
         assert "held on a by postgres" in slotfailover("status", "--config", config).out

@@ -38,6 +38,7 @@ NAGIOS = {
     Severity.NOT_JUDGED: NAGIOS_UNKNOWN,
 }
 LAG = "standby-lag"
+REPLAY = "replay"
 _GRAVITY = (Severity.OK, Severity.NOT_JUDGED, Severity.WARNING, Severity.CRITICAL)
 
 
@@ -56,8 +57,15 @@ class Checkup:
     @property
     def ready(self) -> bool:
         """Every slot would survive the loss of the primary now, and the commits within limits."""
-        lag = any(f.check == LAG and f.severity is Severity.CRITICAL for f in self.findings)
-        return bool(self.standby) and not lag and all(slot.ready for slot in self.slots)
+        critical = {f.check for f in self.findings if f.severity is Severity.CRITICAL}
+        hindered = bool(critical & {LAG, REPLAY})
+        return bool(self.standby) and not hindered and all(slot.ready for slot in self.slots)
+
+    @property
+    def withheld(self) -> str:
+        """Why the standby is not promoted whatever its slots are, "" where nothing hinders it."""
+        paused = (f for f in self.findings if f.check == REPLAY and f.severity is Severity.CRITICAL)
+        return next((f"a promotion is refused (34): {found.what}" for found in paused), "")
 
     @property
     def problems(self) -> tuple[Finding, ...]:

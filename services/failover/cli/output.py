@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -28,6 +29,24 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
+        _to_nowhere(self.file)
+
+
+def _to_nowhere(file: IO[str]) -> None:
+    """Lead a file whose reader is gone to /dev/null: else its flush at our exit fails."""
+    with contextlib.suppress(OSError, ValueError):  # a file without a descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)
+
+
+def _write(line: str) -> None:
+    """Write a line to stdout, whether or not anybody still reads it."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _to_nowhere(sys.stdout)
 
 
 def on_stdout() -> Console:
@@ -52,7 +71,7 @@ def _though_nobody_reads() -> Iterator[None]:
 
 def print_json(report: dict[str, object]) -> None:
     """Print one JSON document on one line of stdout."""
-    sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
+    _write(json.dumps(report, ensure_ascii=False))
 
 
 def print_check(console: Console, checkup: Checkup, *, problems: bool = False) -> None:
@@ -61,7 +80,10 @@ def print_check(console: Console, checkup: Checkup, *, problems: bool = False) -
     With `problems`, print only what is wrong or was not judged.
     """
     for slot in checkup.slots:
-        console.print(_slot_line(slot).append(_positions(slot)))
+        line = _slot_line(slot).append(_positions(slot))
+        console.print(
+            line.append(f"; but {checkup.withheld}" * bool(checkup.withheld and slot.ready))
+        )
     shown = [f for f in checkup.findings if f.wrong or (f.ok and not problems)]
     for group, checks in groupby(
         sorted(shown, key=lambda f: _groups(checkup).index(f.group)),
@@ -94,13 +116,13 @@ def as_plugin() -> Iterator[None]:
         yield
     except SlotbridgeError as error:
         line, status = nagios_of(error)
-        sys.stdout.write(" ".join(line.split()) + "\n")
+        _write(" ".join(line.split()))
         raise SystemExit(status) from None
 
 
 def print_nagios(checkup: Checkup) -> NoReturn:
     """Print the plugin's line and exit with its status (raise SystemExit)."""
-    sys.stdout.write(" ".join(checkup.nagios.split()) + "\n")
+    _write(" ".join(checkup.nagios.split()))
     raise SystemExit(NAGIOS[checkup.severity])
 
 

@@ -11,6 +11,7 @@ run       none unfinished; lock free
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
@@ -131,7 +132,11 @@ def _since(node: Node, entries: list[Entry]) -> str:
 
 
 def _started(node: Node) -> str:
-    return node.known_state.provenance.started or "?"
+    text = node.known_state.provenance.started
+    try:
+        return f"{datetime.fromtimestamp(float(text), UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return text or "?"
 
 
 def _consumers(view: View) -> list[Line]:
@@ -171,6 +176,8 @@ def _outlook(view: View) -> list[Line]:
     readiness = judge_all(view, chosen)
     lost = [slot.slot for slot in readiness if not slot.ready]
     reasons = [f"slots {', '.join(lost)} (slotfailover check says why)"] if lost else []
+    if chosen.replay_paused:
+        reasons.append(f"replay is paused on {chosen.name}")
     if view.primary is None:
         reasons += [loss.reason for loss in losses(view, chosen)]
         word = f"NOT READY: {'; '.join(reasons)}" if reasons else "ready"

@@ -32,6 +32,8 @@ from services.postgres.slots import read_slots
 
 POLL_S = 0.02
 TELL_S = 1.0
+REPEAT_S = 10.0
+"""How often the same progress is told."""
 _OFF = (
     "mend it, then run this again. If {0} has no power or is destroyed, so that the command can't "
     "reach it, make sure of that and say so, without --fence: slotfailover failover "
@@ -72,7 +74,7 @@ def perform(
             subject=step.server,
             hint="once the server answers: slotfailover resume",
         ) from error
-    told = time.monotonic()
+    waits = Waits(tell, time.monotonic())
     while True:
         if step.action not in SEEN_TO_THE_END:
             interruption.check()
@@ -84,13 +86,29 @@ def perform(
         now = time.monotonic()
         if now > deadline:
             raise _late(step, deadline_s, progress)
-        if now - told > TELL_S:
-            told = now
-            tell(progress or f"not yet: {step.after}")
-            if step.action is Action.READY:
-                _hasten(step, cluster)
+        if waits.tell_at(now, progress or f"not yet: {step.after}") and step.action is Action.READY:
+            _hasten(step, cluster)
         time.sleep(POLL_S)
     return view
+
+
+class Waits:
+    """Tells of a wait in words: where they change, at most each TELL_S, else each REPEAT_S."""
+
+    def __init__(self, tell: Callable[[str], None], began: float) -> None:
+        self._tell = tell
+        self._began = self._looked = self._told = began
+        self._text = ""
+
+    def tell_at(self, now: float, text: str) -> bool:
+        """Tell what is waited for if it is time to; return whether TELL_S has passed."""
+        if now - self._looked <= TELL_S:
+            return False
+        self._looked = now
+        if text != self._text or now - self._told >= REPEAT_S:
+            self._tell(f"{text} (for {now - self._began:.0f} s)" if text == self._text else text)
+            self._text, self._told = text, now
+        return True
 
 
 def _order(

@@ -139,7 +139,9 @@ def bridge(node: Node, slot: str) -> Step:
         shown=statements.marker(node.name),
         sql=statements.marker(node.name),
         slots=(slot,),
-        progress=lambda view: _missing(view.node(node.name), (slot,)),
+        progress=lambda view: _missing(
+            view.node(node.name), (slot,), f"the bridge has not connected to {node.name} yet"
+        ),
     )
 
 
@@ -159,7 +161,9 @@ def flow(node: Node, slots: tuple[str, ...]) -> Step:
         shown=statements.marker(node.name),
         sql=statements.marker(node.name),
         slots=slots,
-        progress=lambda view: _missing(view.node(node.name), slots),
+        progress=lambda view: _missing(
+            view.node(node.name), slots, f"subscriptions have not connected to {node.name} yet"
+        ),
     )
 
 
@@ -172,7 +176,8 @@ def names_of(primary: Node) -> dict[str, str]:
     }
 
 
-def _missing(node: Node, slots: tuple[str, ...]) -> str:
+def _missing(node: Node, slots: tuple[str, ...], absent: str) -> str:
+    """Return what the step waits for; `absent`: whose connections are missing."""
     withheld = node.state.replication.withheld_by if node.state is not None else ()
     if withheld:
         return (
@@ -180,7 +185,8 @@ def _missing(node: Node, slots: tuple[str, ...]) -> str:
             "synchronized_standby_slots names and no standby uses"
         )
     alone = [slot for slot in slots if not active(node, slot)]
-    return f"no walsender: {', '.join(alone)}" if alone else "not all have confirmed the marker"
+    names = f"slot{'s' * (len(alone) > 1)} {', '.join(alone)}"
+    return f"{absent} ({names})" if alone else "not all have confirmed the marker"
 
 
 def with_setting(state: NodeState, setting: str, items: tuple[str, ...]) -> NodeState:

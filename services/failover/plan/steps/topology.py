@@ -155,7 +155,9 @@ def ready(standby: Node, primary: Node) -> Step:
         ),
         holds=lambda view: not _missing(view, standby, primary),
         shown=(f"{statements.SNAPSHOT} -- on {primary.name}", statements.RELOAD),
-        progress=lambda view: "not ready: " + ", ".join(_missing(view, standby, primary)),
+        progress=lambda view: (
+            f"not ready on {standby.name} yet: slots {', '.join(_missing(view, standby, primary))}"
+        ),
     )
 
 
