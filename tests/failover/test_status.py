@@ -31,6 +31,8 @@ def test_status_says_who_leads_who_lags_and_what_is_unfinished(
     assert "ready" in lines[3]
     assert "none unfinished" in lines[4]
     assert lines[5].endswith("free")
+    planned = slotfailover("plan", "--config", config, "--fence", "--accept-data-loss", "0")
+    assert (planned.code, "fence writes on a" in planned.out) == (0, True), planned.err
     tell(trio.standby, "SELECT pg_wal_replay_pause()")
     paused = "SELECT pg_get_wal_replay_pause_state() <> 'not paused'"
     eventually(lambda: ask(trio.standby, paused), what="replay is paused")

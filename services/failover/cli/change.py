@@ -24,12 +24,14 @@ from services.failover.cli.options import (
     AcceptLoss,
     Config,
     DryRun,
+    Fence,
     IsOff,
     Json,
     NoNewerPrimary,
     RequireSubscribers,
     To,
     Yes,
+    known_slots,
     settings_of,
 )
 from services.failover.execute.history import read_history, unfinished
@@ -67,9 +69,7 @@ def failover(
     accept_loss_of: Accept = None,
     accept_data_loss: AcceptLoss = None,
     to: To = "",
-    fence: Annotated[
-        bool, typer.Option("--fence", help="First keep the old primary from writing (fence it).")
-    ] = False,
+    fence: Fence = False,
     old_primary_is_off: IsOff = False,
     require_subscribers: RequireSubscribers = False,
     no_newer_primary: NoNewerPrimary = False,
@@ -84,7 +84,7 @@ def failover(
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         return plan_failover, replace(
             request,
-            accept_loss_of=_known(view, accept_loss_of),
+            accept_loss_of=known_slots(view, accept_loss_of),
             accept_data_loss=accept_data_loss,
             target=to,
             fence=fence,
@@ -129,7 +129,7 @@ def switchover(
         old = {node.name for node in view.nodes if node.leading and not no_rejoin}
         return plan_switchover, replace(
             request,
-            accept_loss_of=_known(view, accept_loss_of),
+            accept_loss_of=known_slots(view, accept_loss_of),
             target=to,
             rejoin=frozenset(old - {to}),
             require_subscribers=require_subscribers,
@@ -156,7 +156,10 @@ def resume(
         ),
     ] = False,
 ) -> None:
-    """Complete an interrupted command, by the servers' state and the journal."""
+    """Complete an interrupted command, by the servers' state and the journal.
+
+    Exit codes as of `slotfailover failover`; 0 also where nothing is left to do.
+    """
     order = _Order("resume", config, yes, dry_run, as_json)
 
     def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
@@ -165,7 +168,7 @@ def resume(
         begun = unfinished(entries)
         request = replace(
             request,
-            accept_loss_of=_known(view, accept_loss_of),
+            accept_loss_of=known_slots(view, accept_loss_of),
             accept_data_loss=accept_data_loss,
             old_primary_is_off=old_primary_is_off,
             no_newer_primary=no_newer_primary,
@@ -183,21 +186,6 @@ def resume(
     order.give(choose_it)
 
 
-def _known(view: View, slots: list[str] | None) -> frozenset[str]:
-    """Return the slots whose loss is accepted. Raise SettingsError for an unknown slot."""
-    known = {s.slot_name for node in view.nodes if node.state is not None for s in node.state.slots}
-    known |= {found.slot_name or "" for _, found in view.ours()} | {view.bridge_slot or ""}
-    known |= view.slots_last_seen or set()
-    strangers = sorted(set(slots or ()) - known)
-    if strangers:
-        raise SettingsError(
-            f"there is no slot {strangers[0]}",
-            operation="--accept-loss-of",
-            hint=f"the slots are {', '.join(sorted(known - {''})) or 'none'}",
-        )
-    return frozenset(slots or ())
-
-
 def _age_s(begun: Entry) -> float:
     """Return the age in seconds of the entry with which a run began."""
     return (datetime.now(UTC) - datetime.fromisoformat(begun.at)).total_seconds()
@@ -210,7 +198,12 @@ def repoint(
     as_json: Json = False,
     no_newer_primary: NoNewerPrimary = False,
 ) -> None:
-    """Move subscriptions and bridge to a standby that someone else promoted; verify them."""
+    """Move subscriptions and bridge to a standby that someone else promoted; verify them.
+
+    Exit codes: 0 done; 1 you said no, or something is left for another run; 15 another command is
+    at work; 32 there is a newer timeline; 34 no node takes writes; 35 there may be two primaries;
+    others as in docs/OPERATIONS.md.
+    """
 
     def choose_it(_cluster: Cluster, _view: View, request: Request) -> Chosen:
         return plan_repoint, replace(request, no_newer_primary=no_newer_primary)
@@ -229,7 +222,12 @@ def rejoin(
     ] = False,
     no_newer_primary: NoNewerPrimary = False,
 ) -> None:
-    """Make an old primary a standby of the new one, by pg_rewind or a base backup."""
+    """Make an old primary a standby of the new one, by pg_rewind or a base backup.
+
+    Exit codes: 0 done; 1 you said no, or the node could not be made a standby; 15 another command
+    is at work; 20 our role lacks a right; 34 no node takes writes; 35 there may be two primaries,
+    or the node is the primary; others as in docs/OPERATIONS.md.
+    """
     order = _Order("rejoin", config, yes, dry_run, as_json)
 
     def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
@@ -246,16 +244,29 @@ def plan(
     config: Config,
     as_json: Json = False,
     accept_loss_of: Accept = None,
+    accept_data_loss: AcceptLoss = None,
     to: To = "",
+    fence: Fence = False,
+    old_primary_is_off: IsOff = False,
 ) -> None:
-    """Print the plan of a switchover, or of a failover if no primary answers. Changes nothing."""
+    """Print the plan of a switchover; with --fence or without a primary, that of a failover.
+
+    It changes nothing. Exit codes: 0 there is a plan; others as the command itself would have.
+    """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
-        given = replace(request, accept_loss_of=frozenset(accept_loss_of or ()), target=to)
+        given = replace(
+            request,
+            accept_loss_of=frozenset(accept_loss_of or ()),
+            accept_data_loss=accept_data_loss,
+            target=to,
+            fence=fence,
+            old_primary_is_off=old_primary_is_off,
+        )
         alive = view.primary
         if is_managed(view.managed_by):
             return plan_repoint, given
-        if alive is None:
+        if alive is None or fence:
             return plan_failover, given
         return plan_switchover, replace(given, rejoin=frozenset({alive.name} - {to}))
 

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from schemas.errors import SettingsError
 from schemas.settings import FailoverSettings, load_settings, require
+from services.failover.model.view import View
 from services.failover.observe.bridge_client import Bridge, bridge_of
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
@@ -20,7 +22,18 @@ Accept = Annotated[
         metavar="SLOT", help="Continue although this slot is not ready and is lost. Repeatable."
     ),
 ]
-To = Annotated[str, typer.Option("--to", metavar="NODE", help="The standby to promote.")]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="NODE",
+        help="The standby to promote. A switchover needs it; a failover without it takes the "
+        "standby with the newest timeline and the most WAL.",
+    ),
+]
+Fence = Annotated[
+    bool, typer.Option("--fence", help="First keep the old primary from writing (fence it).")
+]
 IsOff = Annotated[
     bool,
     typer.Option(
@@ -60,3 +73,18 @@ def settings_of(config: Path) -> tuple[FailoverSettings, Bridge | None]:
     """Return the section `failover`, and the bridge if the file has one."""
     settings = load_settings(config)
     return require(settings.failover, "failover"), bridge_of(settings)
+
+
+def known_slots(view: View, slots: list[str] | None) -> frozenset[str]:
+    """Return the slots whose loss is accepted. Raise SettingsError for an unknown slot."""
+    known = {s.slot_name for node in view.nodes if node.state is not None for s in node.state.slots}
+    known |= {found.slot_name or "" for _, found in view.ours()} | {view.bridge_slot or ""}
+    known |= view.slots_last_seen or set()
+    strangers = sorted(set(slots or ()) - known)
+    if strangers:
+        raise SettingsError(
+            f"there is no slot {strangers[0]}",
+            operation="--accept-loss-of",
+            hint=f"the slots are {', '.join(sorted(known - {''})) or 'none'}",
+        )
+    return frozenset(slots or ())

@@ -21,7 +21,7 @@ from services.runtime.process import exit_codes
 def status(config: Config, as_json: Json = False) -> None:
     """Show on one screen the primary, its fence, lag, an unfinished run and the lock.
 
-    Exit codes: 0 all is well; 1 a line is not; 35 two servers take writes.
+    Exit codes: 0 all is well; 1 something is not well; 35 two servers take writes.
     """
     with exit_codes(as_json=as_json):
         settings, bridge = settings_of(config)
