@@ -88,6 +88,8 @@ class Runner:
         self._hangs: TransactionHangs | None = None
         """The error of the last session, until the next one has looked at it."""
         self._last_failure = ""
+        self._repeated = 0
+        """How many attempts to open a session have failed alike, one after another."""
 
     def healthy(self) -> bool:
         """Tell whether the loop turns: it streams, repairs, or may connect before the deadline."""
@@ -247,8 +249,13 @@ class Runner:
         time.sleep(min(seconds, STANDBY_PAUSE_S))
 
     def _tell_retry(self, state: tenacity.RetryCallState) -> None:
+        """Log a failure to open a session, and its repetitions ever more rarely."""
         error = state.outcome.exception() if state.outcome is not None else None
+        again = state.attempt_number > 1 and str(error) == self._last_failure
+        self._repeated = self._repeated + 1 if again else 1
         self._last_failure = str(error)
+        if not self._standing_by and self._repeated & (self._repeated - 1):  # not a power of two
+            return
         logger.warning("not streaming yet", attempt=state.attempt_number, reason=self._last_failure)
 
     def _gives_up(self, state: tenacity.RetryCallState) -> bool:

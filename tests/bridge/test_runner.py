@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from schemas.errors import BadInput, ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings
@@ -162,6 +163,15 @@ def test_a_stop_waits_for_one_more_session_only_where_a_transaction_hangs(
     error: Retryable | None,
 ) -> None:
     assert run_after_stop(monkeypatch, *openings) == (tried, error)
+
+
+def test_the_same_failure_to_open_is_told_more_and_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with capture_logs() as lines:
+        run_after_stop(monkeypatch, *[lost()] * 9, *[USED] * 3, lost(), Opened(None))
+    told = [line["attempt"] for line in lines if line["event"] == "not streaming yet"]
+    assert told == [1, 2, 4, 8, 10, 11, 13]
 
 
 def test_a_stop_does_not_wait_for_ever_and_tells_what_hangs(
