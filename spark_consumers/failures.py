@@ -22,8 +22,22 @@ FOREIGN = (PySparkException, Py4JError)
 _REFUSAL = re.compile(
     re.escape(REFUSED) + r"\|([^|]*)\|(\d*)\|(\d*)\|(\d*)\|(.*?)(?: SQLSTATE|\n|$)", re.MULTILINE
 )
+_EXECUTORS_LOST = (
+    r"ExecutorLostFailure|has failed the maximum allowable number of times"
+    r"|shuffle map stage with indeterminate output was failed"
+)
+_APPLICATION_ENDED = (
+    r"SparkContext was shut down|SparkContext has been shutdown|on a stopped SparkContext"
+    r"|Application has been killed|All masters are unresponsive"
+)
 _CLASS = re.compile(r"\b(?:[a-z][a-z0-9_]*\.)+([A-Z]\w*(?:Exception|Error))\b")
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]{5,})\]")
+
+
+class ExecutorsLostError(Retryable):
+    """Spark has ended a job because executors died: the same work may succeed at once."""
+
+    exit_code = ExitCode.SERVER_UNREACHABLE
 
 
 def translated(error: Exception, operation: str) -> SlotbridgeError:
@@ -92,6 +106,21 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         ExitCode.DISK_FULL,
         "the disk is full",
         "free space in the warehouse or in spark.local.dir",
+    ),
+    (
+        _EXECUTORS_LOST,
+        ExecutorsLostError,
+        ExitCode.SERVER_UNREACHABLE,
+        "Spark's executors died while they worked, more often than Spark tries again",
+        "no row is at fault: start slottables again; if it comes again, see the executors' logs,"
+        " and give them more memory (spark.executor.memory)",
+    ),
+    (
+        _APPLICATION_ENDED,
+        Retryable,
+        ExitCode.SERVER_UNREACHABLE,
+        "Spark has ended the application",
+        "no row is at fault: see the logs of Spark's master and driver, and start slottables again",
     ),
     (
         r"SaslAuthentication|SslAuthentication|TopicAuthorization|GroupAuthorization",

@@ -17,7 +17,7 @@ from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.stream import Stream
-from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.failures import FOREIGN, ExecutorsLostError, translated
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.snapshots import SnapshotTail
@@ -65,7 +65,9 @@ def run_epochs(
             except (*FOREIGN, Retryable) as error:
                 failure = translated(error, "apply an epoch")
                 # Somebody else has changed a table, as maintenance does: what it has is read again.
-                if failure.exit_code != ExitCode.LOCKED or losses >= _LOSSES_MAX:
+                again = failure.exit_code == ExitCode.LOCKED
+                again |= isinstance(failure, ExecutorsLostError)
+                if not again or losses >= _LOSSES_MAX:
                     if failure is error:
                         raise
                     raise failure from error

@@ -22,6 +22,7 @@ from spark_consumers.status import read_run_status
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
+from tests.spark_consumers.test_failures import LOST
 
 ONE = SourceTable("one", {"id": ("int4", -1), "v": ("text", -1)})
 TWO = SourceTable("two", {"id": ("int4", -1), "v": ("text", -1)}, schema="other")
@@ -187,21 +188,26 @@ def test_it_stops_between_two_batches_under_load(pipeline: Pipeline) -> None:
     assert len(pipeline.rows("one")) == taken
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [("CommitFailedException: the table has changed", "another writer"), (LOST[0], "executors")],
+    ids=["another writer", "lost executors"],
+)
 def test_meetings_with_another_writer_end_it_only_when_nothing_comes_between(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, said: str, told: str
 ) -> None:
     step = EpochRunner.step
     met, good = 0, True
 
     def meets(runner: EpochRunner) -> EpochReport | None:
-        """Every epoch is begun twice: the first time, somebody else has changed a table."""
+        """Every epoch is begun twice: the first time, Spark fails."""
         nonlocal met, good
         report = step(runner) if not good else None
         if report is not None:
             good = True
         elif good and runner.waiting()[0]:
             met, good = met + 1, False
-            raise PySparkException("CommitFailedException: the table has changed")
+            raise PySparkException(said)
         return report
 
     monkeypatch.setattr(EpochRunner, "step", meets)
@@ -217,11 +223,11 @@ def test_meetings_with_another_writer_end_it_only_when_nothing_comes_between(
         if not runner.waiting()[0]:
             return
         met += 1
-        raise PySparkException("CommitFailedException: the table has changed")
+        raise PySparkException(said)
 
     monkeypatch.setattr(EpochRunner, "step", always)
     insert(pipeline, ONE, 8)
-    with pytest.raises(Retryable, match="another writer"):
+    with pytest.raises(Retryable, match=told):
         pipeline.stream()
     assert met == 6 + 6
 

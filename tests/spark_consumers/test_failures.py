@@ -1,0 +1,42 @@
+"""What Spark says of a lost executor is never taken for a bad value: pure."""
+
+import pytest
+from pyspark.errors import PySparkException
+
+from schemas.errors import ExitCode, Retryable
+from spark_consumers.epochs.parking import Parking
+from spark_consumers.failures import ExecutorsLostError, translated
+
+_ABORTED = "Job aborted due to stage failure: "
+LOST = (
+    _ABORTED + "Task 0 in stage 3.0 failed 4 times, most recent failure: Lost task 0.3 in stage 3.0"
+    " (TID 9) (127.0.0.1 executor 4): ExecutorLostFailure (executor 4 exited caused by one of the"
+    " running tasks) Reason: Command exited with code 137\nDriver stacktrace:",
+    _ABORTED + "ShuffleMapStage 5 (save at <unknown>:0) has failed the maximum allowable number of"
+    " times: 4. Most recent failure reason:\norg.apache.spark.shuffle.MetadataFetchFailedException:"
+    " Missing an output location for shuffle 1 partition 0",
+    _ABORTED + "A shuffle map stage with indeterminate output was failed and retried. However,"
+    " Spark cannot rollback the ResultStage 7 to re-process the input data, and has to fail this"
+    " job.",
+)
+ENDED = (
+    "Job 12 cancelled because SparkContext was shut down",
+    "Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext was created at:",
+)
+
+
+@pytest.mark.parametrize("text", [*LOST, *ENDED])
+def test_lost_executors_are_a_reason_to_try_again_and_not_to_park_a_table(text: str) -> None:
+    error = PySparkException(text)
+    failure = translated(error, "apply an epoch")
+    assert isinstance(failure, Retryable)
+    assert isinstance(failure, ExecutorsLostError) == (text in LOST)
+    assert failure.exit_code == ExitCode.SERVER_UNREACHABLE
+    assert "no row is at fault" in failure.hint
+    assert Parking.fault(error) is None
+
+
+def test_a_full_disk_of_an_executor_is_named() -> None:
+    text = _ABORTED + "Task 0 in stage 3.0 failed 4 times, most recent failure: Lost task 0.3 in"
+    failure = translated(PySparkException(f"{text}: No space left on device"), "apply an epoch")
+    assert failure.exit_code == ExitCode.DISK_FULL
