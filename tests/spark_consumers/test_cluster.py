@@ -35,7 +35,7 @@ from tests.spark_consumers.standalone_cluster import (
 )
 
 ROWS = SourceTable("rows", {"id": ("int4", -1), "v": ("int4", -1)})
-KILLS = 3
+KILLS = 2
 
 
 @pytest.fixture
