@@ -23,6 +23,17 @@ SELECT format('CREATE ROLE %I LOGIN', name)
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) \gexec
 SELECT format('CREATE PUBLICATION %I FOR ALL TABLES', :'publication')
  WHERE NOT EXISTS (SELECT FROM pg_publication WHERE pubname = :'publication') \gexec
+SELECT string_agg(format('%I.%I', p.schemaname, p.tablename), ', ') AS without_identity,
+       count(*) > 0 AS any_without_identity
+  FROM pg_publication_tables p JOIN pg_publication b USING (pubname)
+  JOIN pg_class c ON c.oid = format('%I.%I', p.schemaname, p.tablename)::regclass
+ WHERE pubname = :'publication' AND (b.pubupdate OR b.pubdelete) AND c.relkind = 'r'
+   AND (c.relreplident = 'n' OR c.relreplident = 'd'
+        AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)) \gset
+\if :any_without_identity
+\warn WARNING: UPDATE and DELETE fail in these published tables, which have no replica identity: :without_identity
+\warn HINT: give each a primary key, or ALTER TABLE ... REPLICA IDENTITY FULL, or publish fewer tables
+\endif
 SELECT format('GRANT CONNECT ON DATABASE %I TO %I', :'source_database', name)
   FROM (VALUES (:'bridge'), (:'failover'), (:'tables')) AS wanted (name) \gexec
 

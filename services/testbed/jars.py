@@ -246,8 +246,9 @@ def _download(jar: LockedJar, scratch: Path) -> Path:
             f"can't download {jar.filename}: {type(error).__name__}",
             operation="fetch jars",
             subject=jar.coordinate,
-            hint="the first run needs a Maven repository: check the network or proxy, or set "
-            f"{REPOSITORY_VARIABLE} to a mirror",
+            hint="the first run needs a Maven repository: check the network or proxy (one with "
+            "certificates of its own: REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt), or "
+            f"set {REPOSITORY_VARIABLE} to a mirror",
             exit_code=ExitCode.PROGRAM_MISSING,
         ) from error
 

@@ -55,7 +55,7 @@ class Shape:
         since = CommitPosition(event.commit_lsn, event.seq)
         missing = tuple((name, _text(form)) for name, form in event.missing.items())
         shape = cls._of(event, event.after, event.oid, since)
-        had = {column.name for column in event.before or ()}
+        had = {column.name for column in (event.after if event.before is None else event.before)}
         shape = replace(
             shape,
             missing=missing,

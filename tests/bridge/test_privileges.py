@@ -26,11 +26,13 @@ def test_bridge_and_status_run_as_the_scripts_role(
 ) -> None:
     admin = pair.primary.conninfo(fresh_database)
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE plain (id int)")
         suffix = ODD + topic_prefix
         made = make_roles(
             pair.primary, fresh_database, publication=f"p_{topic_prefix}", suffix=suffix
         )
+        assert "UPDATE and DELETE fail in these published tables" in made.told
+        assert "replica identity: public.plain\n" in made.told
         rights = "SELECT rolsuper, rolreplication FROM pg_roles WHERE rolname = %s"
         assert connection.execute(rights, [made.bridge]).fetchone() == (False, True)
         bridge = new_bridge(pair.primary.conninfo(fresh_database, user=made.bridge))

@@ -1,7 +1,7 @@
 """The roles of the services, made by the scripts in sql/."""
 
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.testbed.users import postgres_programs, server_user
@@ -14,12 +14,13 @@ ODD = "'\"; drop table t; --.é😀"
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Their names."""
+    """Their names, and what the script told at last."""
 
     bridge: str
     failover: str
     tables: str
     snapshot: str
+    told: str = ""
 
 
 def make_roles(
@@ -45,9 +46,8 @@ def make_roles(
         "publication": publication,
         "journal_database": journal,
     }
-    for _ in range(2):
-        _run(server, dbname, "roles.sql", variables)
-    return roles
+    told = [_run(server, dbname, "roles.sql", variables) for _ in range(2)]
+    return replace(roles, told=told[-1])
 
 
 def make_subscriber_role(server: Server, dbname: str, *, suffix: str = "") -> str:
@@ -57,7 +57,7 @@ def make_subscriber_role(server: Server, dbname: str, *, suffix: str = "") -> st
     return role
 
 
-def _run(server: Server, dbname: str, script: str, variables: dict[str, str]) -> None:
+def _run(server: Server, dbname: str, script: str, variables: dict[str, str]) -> str:
     program = postgres_programs(server_user()) / "psql"
     given = [part for pair in variables.items() for part in ("-v", "=".join(pair))]
     done = subprocess.run(
@@ -68,3 +68,4 @@ def _run(server: Server, dbname: str, script: str, variables: dict[str, str]) ->
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stderr

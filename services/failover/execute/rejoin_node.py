@@ -108,8 +108,7 @@ class _Rebuild:
         if self._is_done("rewound") or self._is_done("copied"):
             self._configure(self._data, upstream)
             return
-        if told := discarded(self._step, self._machine, self._source):
-            self._tell(told)
+        self._tell_discarded()
         reason = self._rewind(environment)
         if not reason:
             self._note_done("rewound")
@@ -128,6 +127,10 @@ class _Rebuild:
                 subject=node,
                 hint=f"mend what it names, or slotfailover rejoin {node} --copy",
             )
+
+    def _tell_discarded(self) -> None:
+        if told := discarded(self._step, self._machine, self._source):
+            self._tell(told)
 
     def _is_done(self, what: str) -> bool:
         """Tell whether an earlier attempt did this part, with the same source."""
