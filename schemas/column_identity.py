@@ -5,20 +5,30 @@ it is not known, names decide, and then places: a column is taken for renamed wh
 the same, in the same places, and its type is.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
+
+Type = tuple[str | int, int]
+"""Name or oid, and typmod."""
 
 
 class NumberedColumn(NamedTuple):
-    """A column: its type is (name or oid, typmod), its number 0 where that is not certain."""
+    """A column; its number is 0 where that is not certain."""
 
     name: str
-    type: tuple[str | int, int]
+    type: Type
     attnum: int
 
     def may_be(self, other: "NumberedColumn") -> bool:
         """Tell whether the two have no numbers that differ."""
         return not (self.attnum and other.attnum) or self.attnum == other.attnum
+
+
+def numbered(columns: Iterable[tuple[str, Type]], attnums: Sequence[int]) -> list[NumberedColumn]:
+    """Return columns, given as (name, type), with these numbers; without, if there are others."""
+    columns = [*columns]
+    numbers = attnums if len(attnums) == len(columns) else [0] * len(columns)
+    return [NumberedColumn(*column, at) for column, at in zip(columns, numbers, strict=True)]
 
 
 def survivors(

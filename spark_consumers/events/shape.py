@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from schemas.column_identity import NumberedColumn, survivors
+from schemas.column_identity import NumberedColumn, numbered, survivors
 from schemas.naming import schema_and_table
 from schemas.schema_events import Column, SchemaEvent
 from spark_consumers.events.columns import ColumnShape
@@ -120,12 +120,7 @@ class Shape:
 
     def numbered(self) -> list[NumberedColumn]:
         """Return the columns, in order, as schemas.column_identity compares them."""
-        known = len(self.attnums) == len(self.columns)
-        numbers = self.attnums if known else (0,) * len(self.columns)
-        return [
-            NumberedColumn(column.name, (column.type, column.typmod), number)
-            for column, number in zip(self.columns, numbers, strict=True)
-        ]
+        return numbered(((c.name, (c.type, c.typmod)) for c in self.columns), self.attnums)
 
     def another_table(self, other: "Shape") -> bool:
         """Tell whether `other` is the shape of another table under the same name."""
@@ -169,11 +164,6 @@ def survivors_of(before: Shape, after: Shape) -> dict[str, str]:
         return {name: name for name in before.names if name in after.names}
     told = {*dict(after.missing), *after.unsent}
     return survivors(before.numbered(), after.numbered(), added=after.added, not_renamed=told)
-
-
-def renamed(before: Shape, after: Shape) -> dict[str, str]:
-    """Old name -> new name of the columns that were renamed from one shape to the next."""
-    return {old: new for old, new in survivors_of(before, after).items() if old != new}
 
 
 def replacements(shapes: Sequence[Shape]) -> list[CommitPosition]:

@@ -27,14 +27,13 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.replication_connection import walsender_name
 from services.testbed.kafka import KafkaBroker
-from services.testbed.processes import Processes
-from services.testbed.users import server_user
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.conftest import NewPair
 from tests.providers.databases import Connection
 from tests.providers.interface import Provider, Server, Trio
 from tests.providers.standstill import Standstill
+from tests.providers.steady_kafka import steady_kafka
 from tests.providers.waiting import eventually
 
 SLOWED_MAX = 2.0
@@ -58,13 +57,7 @@ RECORD = ProgressRecord(
 @pytest.fixture(scope="module")
 def own_kafka(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """A broker to be stopped in the middle of its work."""
-    folder = tmp_path_factory.mktemp("kafka")
-    with Processes(folder, server_user()) as processes:
-        # Longer than it stands still: else it leads nothing for a moment after, and what it had
-        # decided just before may lack its markers (tests/bridge/faults).
-        settings: dict[str, str | int] = {"broker.session.timeout.ms": 60_000}
-        broker = KafkaBroker(folder / "kafka", processes=processes, settings=settings)
-        broker.start()
+    with steady_kafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 

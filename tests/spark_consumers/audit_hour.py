@@ -7,11 +7,9 @@ planted: each difference that an audit finds is a false alarm, or a defect of th
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,15 +22,14 @@ import psycopg
 import yaml
 
 from schemas.settings import KafkaSettings
-from services.testbed.java import find_java_home
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.snapshots import read_snapshots
 from tests.bridge.running import Bridge
-from tests.providers.embedded import embedded
 from tests.providers.interface import Broker, Server
 from tests.providers.waiting import eventually
 from tests.spark_consumers.drill import VERIFY, Load, Slottables, report_of
 from tests.spark_consumers.one_java import run_all
+from tests.spark_consumers.own_servers import own_servers
 from tests.spark_consumers.tables import BANK, BANK_TABLES, ROWS, TABLES
 
 PREFIX = "audits"
@@ -191,18 +188,13 @@ def main() -> None:
     parser.add_argument("--transactions-per-second", type=float, default=50)
     parser.add_argument("--every-s", type=int, default=60, help="from audit to audit")
     options = parser.parse_args()
-    os.environ["JAVA_HOME"] = str(find_java_home())
-    folder = Path(tempfile.mkdtemp(prefix="slotbridge-audits-"))
-    folder.chmod(0o755)
-    with embedded(folder) as servers:
-        servers.start("kafka")
-        with servers.new_trio(synchronous=False, settings={}) as trio:
-            totals = audit_hour(
-                *(trio.primary, trio.dbname, servers.kafka, folder),
-                minutes=options.minutes,
-                transactions_per_second=options.transactions_per_second,
-                every_s=options.every_s,
-            )
+    with own_servers("audits", synchronous=False) as (trio, kafka, folder):
+        totals = audit_hour(
+            *(trio.primary, trio.dbname, kafka, folder),
+            minutes=options.minutes,
+            transactions_per_second=options.transactions_per_second,
+            every_s=options.every_s,
+        )
     sys.stdout.write(json.dumps(asdict(totals)) + "\n")
     raise SystemExit(not totals.passed)
 

@@ -12,7 +12,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,13 +23,13 @@ import psycopg
 import yaml
 
 from services.testbed import jars
-from services.testbed.java import find_java_home, short_lived_spark
+from services.testbed.java import short_lived_spark
 from tests.bridge.running import Bridge
-from tests.providers.embedded import embedded
 from tests.providers.interface import Broker, Server, Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 from tests.spark_consumers.one_java import Done, run_all
+from tests.spark_consumers.own_servers import own_servers
 from tests.spark_consumers.tables import BANK, BANK_TABLES, LARGE, ROWS, TABLES, TRANSFER
 
 PREFIX = "drill"
@@ -372,8 +371,6 @@ def _await_last(bridge: Bridge, tables: Slottables) -> None:
 
 def main() -> None:
     """The large drill, on servers of its own."""
-    import os
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
@@ -381,22 +378,17 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=0.05, help="of the load")
     parser.add_argument("--rebuilds", action="store_true", help="kill within rebuilds and fills")
     options = parser.parse_args()
-    os.environ["JAVA_HOME"] = str(find_java_home())
-    folder = Path(tempfile.mkdtemp(prefix="slotbridge-drill-"))
-    folder.chmod(0o755)
-    with embedded(folder) as servers:
-        servers.start("kafka")
-        with servers.new_trio(synchronous=True, settings={}) as trio:
-            totals = drill(
-                trio,
-                servers.kafka,
-                folder,
-                kills=options.kills,
-                seed=options.seed,
-                minutes=options.minutes,
-                pause_s=options.pause_s,
-                rebuilds=options.rebuilds,
-            )
+    with own_servers("drill", synchronous=True) as (trio, kafka, folder):
+        totals = drill(
+            trio,
+            kafka,
+            folder,
+            kills=options.kills,
+            seed=options.seed,
+            minutes=options.minutes,
+            pause_s=options.pause_s,
+            rebuilds=options.rebuilds,
+        )
     sys.stdout.write(json.dumps(asdict(totals)) + "\n")
     raise SystemExit(bool(totals.different))
 

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,13 +21,12 @@ import psycopg
 import yaml
 
 from schemas.lsn import parse_lsn
-from services.testbed.java import find_java_home
 from tests.bridge.running import Bridge
-from tests.providers.embedded import embedded
 from tests.providers.interface import Broker, Server
 from tests.providers.waiting import eventually
 from tests.spark_consumers.drill import VERIFY, Load, Slottables, report_of
 from tests.spark_consumers.one_java import run_all
+from tests.spark_consumers.own_servers import own_servers
 from tests.spark_consumers.standalone_cluster import QUICK, Cluster, standalone_cluster
 from tests.spark_consumers.tables import BANK, BANK_TABLES, ROWS, TABLES
 
@@ -159,19 +157,14 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=0.5, help="of the load")
     parser.add_argument("--max-failures", type=int, default=4, help="spark.task.maxFailures")
     options = parser.parse_args()
-    os.environ["JAVA_HOME"] = str(find_java_home())
-    folder = Path(tempfile.mkdtemp(prefix="slotbridge-executors-"))
-    folder.chmod(0o755)
-    with embedded(folder) as servers:
-        servers.start("kafka")
-        with servers.new_trio(synchronous=False, settings={}) as trio:
-            totals = executor_kills(
-                *(trio.primary, trio.dbname, servers.kafka, folder),
-                kills=options.kills,
-                seed=options.seed,
-                pause_s=options.pause_s,
-                spark_options={"spark.task.maxFailures": str(options.max_failures)},
-            )
+    with own_servers("executors", synchronous=False) as (trio, kafka, folder):
+        totals = executor_kills(
+            *(trio.primary, trio.dbname, kafka, folder),
+            kills=options.kills,
+            seed=options.seed,
+            pause_s=options.pause_s,
+            spark_options={"spark.task.maxFailures": str(options.max_failures)},
+        )
     sys.stdout.write(json.dumps(asdict(totals)) + "\n")
     raise SystemExit(not totals.passed)
 

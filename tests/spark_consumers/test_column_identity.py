@@ -12,9 +12,10 @@ from schemas.schema_events import Column, SchemaEvent
 from schemas.tables import TablesSettings
 from services.bridge.events.missing_values import MissingValues, missing_values, renumbered
 from services.postgres.stored_columns import StoredColumn, StoredColumns, StoredPublication
-from spark_consumers.events.shape import Shape, filled, renamed, survivors_of, untold
+from spark_consumers.events.shape import Shape, filled, survivors_of, untold
 from spark_consumers.iceberg.evolution import needed
 from spark_consumers.iceberg.layout import layout_of
+from tests.spark_consumers.test_shapes import renamed
 
 SETTINGS = TablesSettings(warehouse="/nowhere")
 XID = 100

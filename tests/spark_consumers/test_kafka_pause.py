@@ -8,9 +8,8 @@ import structlog
 
 from schemas.errors import ExitCode, Retryable
 from services.testbed.kafka import KafkaBroker
-from services.testbed.processes import Processes
-from services.testbed.users import server_user
 from spark_consumers.kafka.reader import TopicOffsets
+from tests.providers.steady_kafka import steady_kafka
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import Pipeline
 from tests.spark_consumers.test_job import ONE, Running, insert
@@ -19,11 +18,7 @@ from tests.spark_consumers.test_job import ONE, Running, insert
 @pytest.fixture(scope="module")
 def kafka(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """A broker of its own, which leads its partitions again at once after a pause."""
-    folder = tmp_path_factory.mktemp("kafka")
-    with Processes(folder, server_user()) as processes:
-        settings: dict[str, str | int] = {"broker.session.timeout.ms": 60_000}
-        broker = KafkaBroker(folder / "kafka", processes=processes, settings=settings)
-        broker.start()
+    with steady_kafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 

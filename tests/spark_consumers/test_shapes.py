@@ -6,7 +6,14 @@ from structlog.testing import capture_logs
 from schemas.errors import SetupError
 from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.columns import ColumnShape
-from spark_consumers.events.shape import START, CommitPosition, Shape, filled, renamed, untold
+from spark_consumers.events.shape import (
+    START,
+    CommitPosition,
+    Shape,
+    filled,
+    survivors_of,
+    untold,
+)
 from spark_consumers.iceberg.evolution import needed
 from spark_consumers.iceberg.fills import Fill, wanted
 from spark_consumers.iceberg.layout import Layout
@@ -17,6 +24,11 @@ def shape(*columns: tuple[str, str], oid: int = 1) -> Shape:
     """A shape of (name, type) with the key id."""
     found = tuple(ColumnShape(name, kind, -1, name == "id") for name, kind in columns)
     return Shape("public", "t", found, ("id",), oid, START)
+
+
+def renamed(before: Shape, after: Shape) -> dict[str, str]:
+    """Old name -> new name of the columns that were renamed from one shape to the next."""
+    return {old: new for old, new in survivors_of(before, after).items() if old != new}
 
 
 BEFORE = shape(("id", "int4"), ("a", "text"), ("n", "int4"))

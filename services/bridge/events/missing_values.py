@@ -23,7 +23,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from schemas.column_identity import NumberedColumn, survivors
+from schemas.column_identity import NumberedColumn, numbered, survivors
 from schemas.schema_events import Column, SchemaEvent
 from services.postgres.stored_columns import StoredColumn, StoredColumns
 
@@ -65,20 +65,17 @@ def missing_values(
     columns that the server sends; `found`: the catalog's answer, None for a table that is gone;
     `xid`: the transaction being decoded.
     """
-    stored = {column.name: column for column in found.columns} if found else {}
-    places = {new.name for _, new in _in_places(before, after)}
     if found is None:
-        added, retyped, _ = _changes(before, after, [0] * len(after), stored)
-        return MissingValues({}, [*added, *retyped], [], 0, 0, "")
-
-    def since(changed_by: int) -> bool:
-        return _since(found, xid, changed_by)
+        lost = _changes(before, after, (), {})
+        return MissingValues({}, [*lost.added, *lost.retyped], [], 0, 0, "")
+    stored = {column.name: column for column in found.columns}
+    since = _since(found, xid)
 
     def untouched(column: StoredColumn) -> bool:
         return not any(map(since, column.changed_by))
 
     attnums = certain_attnums(before, after, found, xid)
-    added, retyped, mixed_up = _changes(before, after, attnums, stored)
+    changes = _changes(before, after, attnums, stored)
     whole = not found.publication.listed and not any(map(since, found.publication.changed_by))
     publication = ""
     if whole:
@@ -86,18 +83,16 @@ def missing_values(
     publication_same = before is not None and publication == before.publication != ""
     same_file = before is not None and 0 < before.relfilenode == found.relfilenode
     rewritten = found.rewritten and not same_file
-    numbered = before is not None and 0 not in [*before.attnums, *attnums] and before.attnums != []
     missing: dict[str, Any] = {}
-    unsent = [*mixed_up, *(name for name in retyped if rewritten and name not in mixed_up)]
-    for name in added:
+    unsent = [*changes.uncertain]
+    unsent += [name for name in changes.retyped if rewritten and name not in unsent]
+    for name in changes.added:
         column = stored.get(name)
         new = column is not None and _is_new(column, before) and publication_same
         if column is None or not new or column.mixed or not untouched(column):
             unsent.append(name)
         elif column.missing is None:
-            # In the place of another, or by its name, it would be taken for that one.
-            taken = not numbered and (name in places or name in _names(before))
-            unsent += [name] if rewritten or taken else []
+            unsent += [name] if rewritten or name in changes.mistakable else []
         else:
             text = encode(name, column.missing.encode())
             if text is None:
@@ -117,14 +112,16 @@ def certain_attnums(
 
     Arguments as of `missing_values`.
     """
-    known = dict(zip(_names(before), before.attnums, strict=False)) if before else {}
+    names = [column.name for column in before.after] if before else []
+    known = dict(zip(names, before.attnums, strict=False)) if before else {}
     stored = {column.name: column for column in found.columns}
+    since = _since(found, xid)
 
     def number(name: str) -> int:
         column = stored.get(name)
         if column is None:
             return 0
-        touched = any(_since(found, xid, changed_by) for changed_by in column.changed_by)
+        touched = any(map(since, column.changed_by))
         return 0 if touched and known.get(name) != column.attnum else column.attnum
 
     return [number(column.name) for column in after]
@@ -140,25 +137,9 @@ def renumbered(before: SchemaEvent, found: StoredColumns | None, xid: int) -> bo
     )
 
 
-def _since(found: StoredColumns, xid: int, changed_by: int) -> bool:
-    """Tell whether a transaction of the catalog's rows came after the transaction `xid`."""
-    return 0 < (changed_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
-
-
-def _in_places(
-    before: SchemaEvent | None, after: Sequence[Column]
-) -> Sequence[tuple[Column, Column]]:
-    """Return the columns that have other names than those in their places before, with these.
-
-    There are none where a type differs, or where a name was there before.
-    """
-    if before is None or len(before.after) != len(after):
-        return ()
-    names = {column.name for column in before.after}
-    pairs = zip(before.after, after, strict=True)
-    other = [(old, new) for old, new in pairs if old.name != new.name]
-    same = all((old.type_oid, old.typmod) == (new.type_oid, new.typmod) for old, new in other)
-    return other if same and names.isdisjoint(new.name for _, new in other) else ()
+def _since(found: StoredColumns, xid: int) -> Callable[[int], bool]:
+    """Return a function that tells whether a transaction of the catalog came after `xid`."""
+    return lambda changed_by: 0 < (changed_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
 
 
 def hidden_name(oid: int, name: str) -> str:
@@ -176,20 +157,32 @@ def _is_new(column: StoredColumn, before: SchemaEvent | None) -> bool:
     return 0 < before.attnum_max < column.attnum
 
 
+class _Changes(NamedTuple):
+    """The changes of a table's columns, by their names now.
+
+    `uncertain`: columns that have other places among the others than before, which none gets.
+    `mistakable`: those that `slottables` would take for former ones, unless the event tells them.
+    """
+
+    added: Collection[str]
+    retyped: Collection[str]
+    uncertain: Collection[str]
+    mistakable: Collection[str]
+
+
 def _changes(
     before: SchemaEvent | None,
     after: Sequence[Column],
     attnums: Sequence[int],
     stored: Mapping[str, StoredColumn],
-) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return the columns that were added, those of another type, and those that are uncertain.
+) -> _Changes:
+    """Compare the columns of the last schema event with those now.
 
     Without numbers, columns in the places of others are renamed, unless the catalog has one that is
-    new, or still has the other one. `slottables` takes them for renamed if none is told. Columns
-    are uncertain if they have other places among the others than before, which none gets.
+    new, or still has the other one.
     """
     if before is None:
-        return (), (), ()
+        return _Changes((), (), (), ())
     old, new = _numbered(before.after, before.attnums), _numbered(after, attnums)
     names = {column.name for column in before.after}
 
@@ -209,7 +202,8 @@ def _changes(
     types = {column.name: column.type for column in new}
     retyped = [kept[c.name] for c in old if c.name in kept and types[kept[c.name]] != c.type]
     added = [column.name for column in after if column.name not in kept.values()]
-    return added, retyped, _out_of_order(old, new, kept)
+    mistakable = {*survivors(old, new).values()}.intersection(added)
+    return _Changes(added, retyped, _out_of_order(old, new, kept), mistakable)
 
 
 def _out_of_order(
@@ -224,12 +218,4 @@ def _out_of_order(
 
 
 def _numbered(columns: Sequence[Column], attnums: Sequence[int]) -> list[NumberedColumn]:
-    numbers = [*attnums] if len(attnums) == len(columns) else [0] * len(columns)
-    return [
-        NumberedColumn(column.name, (column.type_oid, column.typmod), number)
-        for column, number in zip(columns, numbers, strict=True)
-    ]
-
-
-def _names(event: SchemaEvent | None) -> Sequence[str]:
-    return [column.name for column in event.after] if event is not None else ()
+    return numbered(((c.name, (c.type_oid, c.typmod)) for c in columns), attnums)
