@@ -325,7 +325,12 @@ def _change_shape_and_rebuild(tables: Slottables, conninfo: str, number: int) ->
     if not tables.rebuilds:
         (asked,) = run_all(tables.config, ("rebuild", "--table", "public.pgbench_accounts"))
         assert asked.code == 0, asked.log
-    eventually(lambda: tables.rebuilds or tables.log.count("a rebuild is done"), what="it begins")
+
+    def begun() -> bool:
+        tables.require_running()
+        return tables.rebuilds or "a rebuild is done" in tables.log
+
+    eventually(begun, what="the rebuild begins, after the epoch under way", timeout_s=600)
 
 
 def _operate(tables: Slottables) -> None:
