@@ -138,6 +138,13 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         "check kafka.bootstrap_servers and the broker",
     ),
     (
+        r"CommitStateUnknownException",
+        Retryable,
+        ExitCode.SERVER_UNREACHABLE,
+        "the Iceberg catalog did not say whether it has committed",
+        "start slottables again: it reads from the tables what they have",
+    ),
+    (
         r"CommitFailedException|ValidationException: (?:Found|Missing|Cannot commit)"
         r"|Cannot fast-forward|CONCURRENT_STREAM_LOG_UPDATE",
         Retryable,
@@ -146,7 +153,8 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         "run one slottables for each namespace",
     ),
     (
-        r"SQLITE_BUSY|database is locked|UncheckedSQLException|JdbcSQL",
+        r"SQLITE_BUSY|database is locked|UncheckedSQLException|JdbcSQL|PSQLException"
+        r"|SQLiteException",
         Retryable,
         ExitCode.SERVER_UNREACHABLE,
         "the Iceberg catalog's database does not answer",

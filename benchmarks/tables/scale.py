@@ -99,7 +99,8 @@ class Load:
             places[f"public.{name}"] = Place(opened.identifier, None, str(table.uuid()))
         ledger = Ledger(made.namespace, tables)
         for epoch in range(1, epochs + 1):
-            ledger.write(self._spark, EpochRecord(epoch, _FIRST_LSN, 0, {}, None, places))
+            record = EpochRecord(epoch, _FIRST_LSN, 0, {}, None, places)
+            ledger.prepare(self._spark, record).transaction.commitTransaction()
 
     def transaction(self, touched: int) -> None:
         """Publish a transaction that changes the first tables."""

@@ -4,15 +4,15 @@
     1. cut     whole transactions after the last epoch (kafka/transactions)
     2. read    their events, all that their ENDs count (epochs/event_reader)
     3. write   into a branch of each table, which nobody reads (epochs/stage)
-    4. seal    its tables become their branches, each in one commit (epochs/stage, iceberg/staging)
-    5. record  the epoch is written down in one commit: now it is done (epochs/ledger)
-    6. follow  the key indexes, which readers do not wait for (epochs/stage)
+    4. seal    its tables become their branches (epochs/stage, iceberg/staging), and the epoch is
+               recorded (epochs/ledger), in one transaction of the catalog (epochs/publication)
+    5. follow  the key indexes, which readers do not wait for (epochs/stage)
 
-After a kill the tables tell how far it came: one that has a later LSN than the ledger gives the LSN
-of the cut, which is then made again (epochs/last_epoch); tables that have it are left alone. A
-table that an epoch brings nothing is not touched: the record says that it has the epoch all the
-same. A table that is refused in 2 or 3 is parked (epochs/parking). Rebuilds are between epochs
-(epochs/rebuilds).
+Where the catalog commits one table after the other, the tables tell after a kill how far it came:
+one that has a later LSN than the record gives the LSN of the cut, which is then made again
+(epochs/last_epoch); tables that have it are left alone. A table that an epoch brings nothing is not
+touched: the record says that it has the epoch all the same. A table that is refused in 2 or 3 is
+parked (epochs/parking). Rebuilds are between epochs (epochs/rebuilds).
 """
 
 import dataclasses
@@ -29,8 +29,10 @@ from schemas.settings import Settings, require
 from spark_consumers.epochs import incomplete_tables
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
 from spark_consumers.epochs.last_epoch import last_epoch, with_epoch
-from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place
+from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.epochs.next_record import next_record
 from spark_consumers.epochs.parking import Parking
+from spark_consumers.epochs.publication import Change, publish
 from spark_consumers.epochs.rebuilds import Rebuilds, Topics
 from spark_consumers.epochs.report import EpochReport, TableReport, table_report
 from spark_consumers.epochs.stage import Stage
@@ -48,6 +50,8 @@ from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, Transactions
 
 log = structlog.get_logger()
+_ATTEMPTS = 10
+"""To publish an epoch: other programs change its tables' properties and their tags meanwhile."""
 
 
 class EpochRunner:
@@ -206,7 +210,7 @@ class EpochRunner:
         self._log.done(cut)
         self._redo_lsn = None
         self._brought = cut.counts
-        self._stage.advance_indexes(adopted)
+        self._stage.follow(adopted)
         told = cut.counts.keys() | (self.rebuilds.ready.keys() & adopted.keys())
 
         def reported(name: str) -> TableReport:
@@ -339,40 +343,31 @@ class EpochRunner:
         return work
 
     def _seal(self, epoch: int, cut: Cut, taken: Taken) -> dict[str, Adopted]:
-        """Let the tables that the epoch brings something have it, and record it; return them."""
-        adopted = self._stage.adopt(epoch, cut)
-        parked = self.parking.seal(cut, adopted)
-        states = {
-            n: s if n in parked else s.at(epoch, cut.commit_lsn) for n, s in self._states.items()
-        }
-        states |= {name: done.state for name, done in adopted.items()}
+        """Let the tables that the epoch brings something have it, and record it; return them.
+
+        Raise Retryable (LOCKED) where another writer was faster.
+        """
+        parked, done = self.parking.seal(cut, self._stage.written), self._record
         behind = {self._topic(name) for name in parked if not sums.is_sums(name)}
-        places = {}
-        for name in sorted(states.keys() - parked.keys()):
-            state = states[name]
-            place = self._record.tables.get(name)
-            if name in adopted:
-                place = Place(state.identifier, adopted[name].snapshot, state.uuid)
-            elif not place or place.uuid != state.uuid or state.sealed[0] > self._record.epoch:
-                table = catalog.load(self._spark, state.identifier)
-                # Redone: a compaction since would be the last snapshot, which has no tag.
-                tagged = catalog.ref_snapshot(table, catalog.tag_name(cut.commit_lsn))
-                snapshot = catalog.snapshot_id(table) if tagged is None else tagged
-                place = Place(state.identifier, snapshot, state.uuid)
-            places[name] = place
-        record = EpochRecord(
-            epoch,
-            cut.commit_lsn,
-            cut.ts_ms,
-            self._record.offsets | {t: o for t, o in taken.offsets.items() if t not in behind},
-            cut.offset,
-            places,
-            self._topic_id,
-            parked,
-        )
-        asked = self._ledger.write(self._spark, record)
+        offsets = done.offsets | {t: o for t, o in taken.offsets.items() if t not in behind}
+        for _ in range(_ATTEMPTS):
+            adopted = self._stage.adopt(epoch, cut)
+            states = {
+                name: state if name in parked else state.at(epoch, cut.commit_lsn)
+                for name, state in self._states.items()
+            } | {name: each.state for name, each in adopted.items()}
+            given = states, adopted, parked, offsets, self._topic_id
+            record = next_record(self._spark, done, cut, *given)
+            entered = self._ledger.prepare(self._spark, record)
+            tables = [Change(each.state.identifier, each.transaction) for each in adopted.values()]
+            last = Change(self._ledger.identifier, entered.transaction)
+            if publish(self._spark, tables, last):
+                break
+        else:
+            raise catalog.overtaken(self._ledger.identifier)
+        self._ledger.thin_at_times(self._spark, epoch)
         self._record, self._states, self._unrecorded = record, states, False
-        self._look_for(asked)
+        self._look_for(entered.asked)
         return adopted
 
     def look_for_requests(self) -> None:

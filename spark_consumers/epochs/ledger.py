@@ -7,7 +7,8 @@
                                 slotbridge.parked    {source: {table, snapshot, uuid, events,
                                                                counted_after, note}}
 
-An epoch is done, and there for readers, when its snapshot is: one commit, after all tables'.
+An epoch is done, and there for readers, when its snapshot is: it is published with all its tables
+(publication), or after them where the catalog can't commit several tables in one transaction.
 It is also all that a start needs; without it, the tables themselves tell what they have.
 """
 
@@ -93,6 +94,13 @@ class Unpark(NamedTuple):
     accepted_lsn: int
 
 
+class Entered(NamedTuple):
+    """A transaction that records an epoch, and what was last asked of the tables (`Ledger.ask`)."""
+
+    transaction: Any
+    asked: str
+
+
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
     """An epoch that is done: its tables have everything up to `commit_lsn`, and nothing after it.
@@ -135,11 +143,10 @@ class Ledger:
             return []
         return [entry.record for entry in _entries(catalog.load(spark, self.identifier))]
 
-    def write(self, spark: SparkSession, record: EpochRecord) -> str:
-        """Record an epoch as done; a crash before this leaves the epoch undone.
+    def prepare(self, spark: SparkSession, record: EpochRecord) -> "Entered":
+        """Prepare the commit that records an epoch as done; a crash before it leaves it undone.
 
-        Return what was last asked of the tables (`ask`), "" for nothing. Raise Retryable
-        (LOCKED) where another writer has recorded the epoch already.
+        Raise Retryable (LOCKED) where another writer has recorded the epoch already.
         """
         if not spark.catalog.tableExists(self.identifier):
             own = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
@@ -155,13 +162,17 @@ class Ledger:
         last = _record(catalog.summary(table))
         if last is not None and last.epoch >= record.epoch:
             raise catalog.overtaken(self.identifier)
-        append = table.newFastAppend()
+        transaction = table.newTransaction()
+        append = transaction.newFastAppend()
         for name, value in _values(record).items():
             append.set(f"slotbridge.{name}", value)
         append.commit()
-        if record.epoch % _EXPIRED_EVERY == 0:
+        return Entered(transaction, found.get(ASKED, ""))
+
+    def thin_at_times(self, spark: SparkSession, epoch: int) -> None:
+        """Thin the record, once in so many epochs."""
+        if epoch % _EXPIRED_EVERY == 0:
             self.try_to_thin(spark)
-        return found.get(ASKED, "")
 
     def try_to_thin(self, spark: SparkSession) -> list[EpochRecord] | SlotbridgeError:
         """Thin the record as of now; return the epochs that stay, or why all stay for now."""

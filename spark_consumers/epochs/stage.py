@@ -1,10 +1,10 @@
-"""Writes an epoch into the branches of its tables, then lets all of them have it.
+"""Writes an epoch into the branches of its tables, and prepares the commits that make it theirs.
 
 Nothing of an epoch is to be seen before all its tables are written: one that is refused leaves the
-others where it is itself. Then each has it in one commit (iceberg/staging.py).
+others where it is itself. Then each has it by one commit (iceberg/staging.py).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -160,8 +160,16 @@ class Stage:
         events = work.summary.events
         return partial(self._indexes.delete, target, work.table.layout, events=events)
 
+    @property
+    def written(self) -> Collection[str]:
+        """The tables that have the epoch in their branches, those of sums among them."""
+        return self._bases.keys()
+
     def adopt(self, epoch: int, cut: Cut) -> dict[str, Adopted]:
-        """Let all tables that were written have the epoch, each in one commit with its tag."""
+        """Prepare, for each table that was written, the commit that gives it the epoch and its tag.
+
+        Raise Retryable (LOCKED) where somebody else has changed one of them meanwhile.
+        """
         tag = catalog.tag_name(cut.commit_lsn)
         values = {catalog.EPOCH: str(epoch), catalog.COMMIT_LSN: str(cut.commit_lsn)}
         adopted: dict[str, Adopted] = {}
@@ -172,19 +180,19 @@ class Stage:
             unset += [catalog.REPLACED, catalog.FILLS] if item else []
             if item and item.table.rebuilt:
                 unset += [catalog.REBUILD, catalog.REBUILD_NOTE]
-            base = self._bases[name]
-            adopted[name] = self._staging.adopt(base, values, tag, unset)
-            if item and item.table.rebuilt:
-                log.info("a rebuild is done", table=name)
+            adopted[name] = self._staging.adopt(self._bases[name], values, tag, unset)
 
         at_once(adopt, sorted(self._bases))
         return adopted
 
-    def advance_indexes(self, adopted: Mapping[str, Adopted]) -> None:
-        """Bring the key indexes to the snapshots of an epoch that is recorded.
+    def follow(self, adopted: Mapping[str, Adopted]) -> None:
+        """Do what comes after an epoch that is published, whose readers need not wait for this.
 
-        Not before: readers need not wait for it, and an index that a kill leaves behind follows.
+        Key indexes come to its snapshots; one that a kill leaves behind follows later.
         """
+        for name, item in sorted(self._work.items()):
+            if item.table.rebuilt:
+                log.info("a rebuild is done", table=name)
         if self._indexes is not None:
             at_once(self._indexes.advance, adopted.values())
 

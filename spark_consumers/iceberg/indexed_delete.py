@@ -81,7 +81,7 @@ class Indexes:
 
         Done at once, while all snapshots in between are there: maintenance removes them.
         """
-        state, snapshot = adopted
+        state, snapshot, _ = adopted
         index = self._known.get(state.uuid)
         if index is not None and index.known and snapshot is not None:
             index.advance(catalog.load(self._spark, state.identifier), snapshot)

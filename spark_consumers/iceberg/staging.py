@@ -2,11 +2,12 @@
 
     begin    the table has the epoch that this writer left it with, else another writer has come
     write    snapshots go to a branch of this writer's own (Spark's write-audit-publish)
-    adopt    one commit: the branch becomes the table, which gets the epoch, its LSN and its tag
+    adopt    one commit: the branch becomes the table, which gets the epoch, its LSN and its tag;
+             it is prepared here, and published with those of other tables (epochs/publication)
 
-Nothing of an epoch is to be seen before `adopt`. A writer that was paused and overtaken is refused
-by `begin`, or by `adopt`: the table is not the one its branch began at. What is left of a branch
-by a kill is removed by the next `begin`.
+Nothing of an epoch is to be seen before that commit. A writer that was paused and overtaken is
+refused by `begin`, or by `adopt`: the table is not the one its branch began at. What is left of a
+branch by a kill is removed by the next `begin`.
 
 A rebuild has a branch of its own in the table, REBUILT, which stays from epoch to epoch:
 
@@ -134,10 +135,10 @@ class Staging:
     def adopt(
         self, base: Base, values: Mapping[str, str], tag: str, unset: Collection[str]
     ) -> "Adopted":
-        """Make the branch the table, and set and remove properties, in one commit.
+        """Prepare the commit that makes the branch the table, and sets and removes properties.
 
-        The commit also tags the last snapshot. Raise Retryable (LOCKED) where somebody else has
-        changed the table since `begin`.
+        It also tags the last snapshot. Raise Retryable (LOCKED) where somebody else has changed
+        the table since `begin`.
         """
         table = catalog.load(self._spark, base.identifier)
         head = catalog.ref_snapshot(table, self._branch)
@@ -169,9 +170,9 @@ class Staging:
                 manage.removeBranch(self._branch)
             (manage.replaceTag if tag in refs else manage.createTag)(tag, number)
             manage.commit()
-        transaction.commitTransaction()
         properties = {n: v for n, v in (found | values).items() if n not in unset}
-        return Adopted(state_of(base.identifier, table, properties, large=large), number)
+        state = state_of(base.identifier, transaction.table(), properties, large=large)
+        return Adopted(state, number, transaction)
 
     def extend(self, base: Base, note: str) -> None:
         """Make the branch the rebuild's, and note how far that is, in one commit.
@@ -231,7 +232,8 @@ def end_side(table: Any) -> None:
 
 
 class Adopted(NamedTuple):
-    """The state and the snapshot of a table that was given an epoch."""
+    """The state and the snapshot of a table that has an epoch once its transaction is committed."""
 
     state: State
     snapshot: int | None
+    transaction: Any

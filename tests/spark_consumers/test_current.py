@@ -3,18 +3,15 @@
 import base64
 import json
 import random
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 
 from schemas.errors import BadInput, ExitCode, OperatorNeeded
 from schemas.events import UNAVAILABLE
-from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.failures import translated
-from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable
 
 ITEMS = SourceTable("items", {"id": ("int4", -1), "name": ("text", -1), "body": ("text", -1)})
@@ -124,27 +121,11 @@ def test_an_epoch_that_some_tables_have_is_made_again_for_the_others(
         t.truncate(ITEMS)
         t.insert(ITEMS, item(2))
         t.insert(HISTORY, {"note": "second"})
-    done: list[str] = []
-    adopt = Staging.adopt
-
-    def killed(staging: Staging, base: Base, *given: Any) -> Adopted:
-        if len(done) == tables:
-            raise KeyboardInterrupt
-        done.append(base.identifier)
-        return adopt(staging, base, *given)
-
-    def one_by_one(work: Callable[[Any], None], items: Iterable[Any]) -> None:
-        for each in sorted(items, key=str):
-            work(each)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Staging, "adopt", killed)
-        patch.setattr("spark_consumers.epochs.stage.at_once", one_by_one)
-        if tables == 2:
-            patch.setattr(Ledger, "write", killed)
+        kill(patch, "tables", tables_max=tables)
         with pytest.raises(KeyboardInterrupt):
             pipeline.apply()
-    assert len(done) == tables
+    done = [pipeline.identifier(name) for name in ("history", "items")[:tables]]
     with publisher.transaction() as t:
         t.insert(HISTORY, {"note": "third"})
     written = {name: pipeline.spark.table(f"{name}.snapshots").count() for name in done}

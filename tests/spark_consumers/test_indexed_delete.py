@@ -18,6 +18,7 @@ from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.maintenance import maintain
 from spark_consumers.iceberg.table_index import KeyIndex
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable
 
 COLUMNS = {"a": ("text", -1), "n": ("int8", -1), "day": ("date", -1), "v": ("text", -1)}
@@ -82,6 +83,9 @@ class Fold:
             assert found == sorted(row["v"] for row in rows.values()), name
 
 
+TABLES_ALONE = "the tables alone are published"
+
+
 def ways(pipeline: Pipeline) -> dict[str, str]:
     """Bring what is there; the way that each table took."""
     return {name: table.way for name, table in pipeline.apply().tables.items()}
@@ -99,13 +103,18 @@ def test_index_stays_true_through_any_cut_kill_or_compaction(
         "iceberg.indexed_delete.table_files.write_file",
         "iceberg.delete_insert.insert",
         "epochs.stage.Staging.adopt",
-        "epochs.epoch_runner.Ledger.write",
+        "epochs.epoch_runner.Ledger.prepare",
+        "epochs.epoch_runner.publish",
+        TABLES_ALONE,
         "iceberg.indexed_delete.Indexes.advance",
     )
 
-    def kill() -> None:
+    def die() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(f"spark_consumers.{chance.choice(places)}", killed)
+            if (place := chance.choice(places)) == TABLES_ALONE:
+                kill(patch, "tables", RuntimeError)
+            else:
+                patch.setattr(f"spark_consumers.{place}", killed)
             with pytest.raises(RuntimeError):
                 pipeline.apply()
         pipeline.restart()
@@ -123,7 +132,7 @@ def test_index_stays_true_through_any_cut_kill_or_compaction(
     for _ in range(5):
         for _ in range(chance.randrange(1, 3)):
             fold.transaction()
-        if (what := chance.choice([kill, kill, compact, lose, pipeline.restart, None])) is not None:
+        if (what := chance.choice([die, die, compact, lose, pipeline.restart, None])) is not None:
             what()
         pipeline.apply()
         fold.require()

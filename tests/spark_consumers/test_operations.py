@@ -14,6 +14,7 @@ from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.maintenance import maintain
 from spark_consumers.operations import Operator
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.kills import SEAMS, Seam, kill
 from tests.spark_consumers.publisher import SourceTable
 
 ACCOUNTS = SourceTable("accounts", {"id": ("int4", -1), "b": ("int4", -1), "v": ("int4", -1)})
@@ -246,9 +247,9 @@ def test_a_file_is_written_anew_only_when_much_of_it_is_deleted(
     assert accounts(pipeline) == before[1:]
 
 
-@pytest.mark.parametrize("place", ["EpochRunner._seal", "Ledger.write"])
+@pytest.mark.parametrize("has", SEAMS)
 def test_a_kill_and_then_maintenance_bring_no_row_twice(
-    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: str
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, has: Seam
 ) -> None:
     pipeline = new_pipeline(epochs_kept=2, compact_files_min=2)
     pipeline.publisher.announce(MOVES)
@@ -257,13 +258,10 @@ def test_a_kill_and_then_maintenance_bring_no_row_twice(
             t.insert(MOVES, {"b": 1, "v": number})
         pipeline.apply()
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with pipeline.publisher.transaction() as t:
         t.insert(MOVES, {"b": 1, "v": 7})
     with monkeypatch.context() as patch:
-        patch.setattr(f"spark_consumers.epochs.epoch_runner.{place}", killed)
+        kill(patch, has)
         with pytest.raises(KeyboardInterrupt):
             pipeline.apply()
     operator = Operator(pipeline.spark, pipeline.settings)

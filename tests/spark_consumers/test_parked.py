@@ -19,6 +19,7 @@ from spark_consumers.status import read_run_status
 from spark_consumers.verify.as_of import verify_as_of
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.kills import SEAMS, Seam, kill
 from tests.spark_consumers.publisher import SourceTable, Transaction
 from tests.spark_consumers.test_job import Running
 
@@ -323,17 +324,14 @@ def test_a_table_that_never_was_made_is_parked_and_made_later(pipeline: Pipeline
         list(operator.unpark(["public.other"]))
 
 
-@pytest.mark.parametrize("place", ["EpochRunner._seal", "Ledger.write"])
+@pytest.mark.parametrize("has", SEAMS)
 @pytest.mark.parametrize("returning", [False, True])
 def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, place: str, *, returning: bool
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, has: Seam, *, returning: bool
 ) -> None:
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    def kill() -> None:
+    def killed() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(f"spark_consumers.epochs.epoch_runner.{place}", killed)
+            kill(patch, has)
             with pytest.raises(KeyboardInterrupt):
                 pipeline.apply()
         pipeline.restart()
@@ -342,7 +340,7 @@ def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
         t.insert(GOOD, {"id": 2, "v": "2"})
         bad_value(t)
     if not returning:
-        kill()
+        killed()
     both(pipeline, 3)
     pipeline.apply()
     assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3], [1])
@@ -351,7 +349,7 @@ def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
     unpark(pipeline)
     both(pipeline, 4)
     if returning:
-        kill()
+        killed()
     pipeline.apply()
     assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3, 4], [1, 3, 4])
     assert not record(pipeline).parked

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,17 @@ import pytest
 import structlog
 from confluent_kafka.admin import AdminClient
 from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.sql import SparkSession
 
 from schemas.errors import OperatorNeeded, SettingsError
-from spark_consumers.epochs import epoch_runner, rebuilds, stage
+from spark_consumers.epochs import epoch_runner, publication, rebuilds, stage
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.epochs.publication import Change
 from spark_consumers.iceberg import catalog, staging
 from spark_consumers.operations import Operator
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable, Transaction
 from tests.spark_consumers.test_job import Running
 
@@ -215,10 +218,29 @@ PLACES: dict[str, tuple[object, str]] = {
     "part done": (staging.Staging, "extend"),
     "adopt": (staging.Staging, "adopt"),
     "seal": (epoch_runner.EpochRunner, "_seal"),
-    "record": (Ledger, "write"),
+    "record": (Ledger, "prepare"),
+    "publish": (epoch_runner, "publish"),
     "written": (stage.Stage, "write"),
 }
-CASES = list(product(PLACES, (killed_before, killed_after), (True, False)))
+
+
+def killed_amid(_function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:
+    """Publish as a catalog does that commits table by table, all but the record."""
+
+    def killed(_spark: SparkSession, tables: Sequence[Change], record: Change) -> bool:
+        dies = when()
+        publication.one_by_one(tables, None if dies else record)
+        if dies:
+            raise KilledError
+        return True
+
+    return killed
+
+
+CASES = [
+    *product(PLACES, (killed_before, killed_after), (True, False)),
+    *product(["publish"], (killed_amid,), (True, False)),
+]
 """Where it is killed, before or after that is done, and whether no transaction waits."""
 PARTS = ("begin", "part", "part done")
 """These are of the rebuild alone; at the others it is killed when they make it the table."""
@@ -384,7 +406,7 @@ def test_a_rebuild_waits_for_an_epoch_that_is_to_be_made_again(pipeline: Pipelin
     before = damage(pipeline)
     tell(pipeline, 50)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "write", killed_before(Ledger.write, lambda: True))
+        kill(patch, "tables", KilledError)
         with pytest.raises(KilledError):
             for _ in range(40):
                 pipeline.step()

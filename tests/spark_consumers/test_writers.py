@@ -7,6 +7,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from schemas.errors import Retryable
+from spark_consumers.epochs import epoch_runner
 from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.failures import translated
@@ -24,7 +25,8 @@ SEAMS = [
     (Stage, "write", 2),
     (Staging, "begin", 2),
     (Staging, "adopt", 1),
-    (Ledger, "write", 2),
+    (Ledger, "prepare", 2),
+    (epoch_runner, "publish", 2),
 ]
 """Where the first writer is paused, and for how many epochs of the other one."""
 
@@ -50,7 +52,7 @@ def require_once(pipeline: Pipeline, numbers: range) -> None:
 def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
     new_pipeline: NewPipeline,
     monkeypatch: pytest.MonkeyPatch,
-    place: type,
+    place: object,
     name: str,
     epochs: int,
 ) -> None:

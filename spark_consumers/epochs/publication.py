@@ -1,0 +1,200 @@
+"""Makes all tables of an epoch and its record visible in one transaction of the catalog.
+
+    jdbc            one SQL transaction replaces the metadata locations of all of them
+    rest            one request `POST …/transactions/commit` (Iceberg's REST specification)
+    other catalogs  have no such transaction: one table after the other, and the record last
+
+All of it or none is there after a kill with the first two. Sources: `JdbcTableOperations.doCommit`
+and `JdbcUtil` (Iceberg core) for the rows of `iceberg_tables`, whose statement this repeats for
+several tables; `RESTCatalog.commitTransaction`.
+"""
+
+import contextlib
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import structlog
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from spark_consumers.epochs.threads import at_once
+from spark_consumers.java import java_class
+from spark_consumers.session import CATALOG
+
+log = structlog.get_logger()
+_OPTIONS = f"spark.sql.catalog.{CATALOG}."
+_OF_DRIVER = "jdbc."
+_UPDATE = (
+    "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ? WHERE"
+    " catalog_name = ? AND table_namespace = ? AND table_name = ? AND metadata_location = ?"
+)
+_CODEC = "write.metadata.compression-codec"
+_NAME = re.compile("`((?:[^`]|``)*)`")
+
+
+class Change(NamedTuple):
+    """A transaction of one table (Iceberg's BaseTransaction) that waits to be committed."""
+
+    identifier: str
+    transaction: Any
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The namespace and the name of the table."""
+        space, name = (part.replace("``", "`") for part in _NAME.findall(self.identifier))
+        return space, name
+
+
+def publish(spark: SparkSession, tables: Sequence[Change], record: Change) -> bool:
+    """Commit an epoch's changes of its tables, and its record; tell whether they are committed.
+
+    They are not where another program has changed one of them meanwhile: prepare them anew then.
+    What the catalog, or its database, raises goes on; nobody knows then what it has committed.
+    """
+    loader = java_class(spark._jsparkSession, "org.apache.iceberg.spark.Spark3Util")
+    catalog = loader.loadIcebergCatalog(spark._jsparkSession, CATALOG)
+    way = _WAYS.get(str(catalog.getClass().getName()))
+    if way is None:
+        return one_by_one(tables, record)
+    return way(spark, catalog, tables, record)
+
+
+def one_by_one(tables: Iterable[Change], record: Change | None) -> bool:
+    """Commit the tables, several at once, and then the record, each by itself."""
+
+    def commit(change: Change) -> None:
+        change.transaction.commitTransaction()
+
+    at_once(commit, tables)
+    if record is not None:
+        commit(record)
+    return True
+
+
+def _by_sql(spark: SparkSession, catalog: Any, tables: Sequence[Change], record: Change) -> bool:
+    """Write the new metadata files, then name all of them in one SQL transaction.
+
+    The rows are replaced in the order of their names: two writers can't wait for each other.
+    """
+    changes = sorted((*tables, record), key=lambda change: change.names)
+    written: dict[str, str] = {}
+
+    def write(change: Change) -> None:
+        written[change.identifier] = _write_metadata(change.transaction)
+
+    at_once(write, changes)
+    # If this raises, the files stay: what the database has made of it is not known.
+    if not _replace_locations(spark, str(catalog.name()), changes, written):
+        for change in changes:
+            change.transaction.underlyingOps().io().deleteFile(written[change.identifier])
+        _remove_manifest_list(record)
+        return False
+    at_once(_remove_old_metadata, changes)
+    return True
+
+
+def _write_metadata(transaction: Any) -> str:
+    """Write the metadata file that a transaction leads to; return its location."""
+    metadata, operations = transaction.currentMetadata(), transaction.underlyingOps()
+    parser = java_class(metadata, "org.apache.iceberg.TableMetadataParser")
+    suffix = parser.getFileExtension(metadata.property(_CODEC, "none"))
+    name = f"{operations.currentVersion() + 1:05d}-{uuid.uuid4()}{suffix}"
+    place = str(operations.temp(metadata).metadataFileLocation(name))
+    parser.overwrite(metadata, operations.io().newOutputFile(place))
+    return place
+
+
+def _replace_locations(
+    spark: SparkSession, catalog_name: str, changes: Sequence[Change], written: dict[str, str]
+) -> bool:
+    """Let the catalog name the metadata files that were written; tell whether it does.
+
+    It names none of them where it does not name the files any more that the changes began with.
+    """
+    with _connection(spark) as connection:
+        statement = connection.prepareStatement(_UPDATE)
+        for change in changes:
+            before = str(change.transaction.startMetadata().metadataFileLocation())
+            values = written[change.identifier], before, catalog_name, *change.names, before
+            for place, value in enumerate(values, 1):
+                statement.setString(place, value)
+            if statement.executeUpdate() != 1:
+                connection.rollback()
+                return False
+        connection.commit()
+    return True
+
+
+@contextlib.contextmanager
+def _connection(spark: SparkSession) -> Iterator[Any]:
+    """Connect to the JDBC catalog's database, with the catalog's own options.
+
+    By the driver itself: DriverManager gives Python none that came by `spark.jars`.
+    """
+    options = {n: v for n, v in spark.conf.getAll.items() if n.startswith(_OPTIONS)}
+    given = {name.removeprefix(_OPTIONS): value for name, value in options.items()}
+    known = spark._jsparkSession
+    properties = java_class(known, "java.util.Properties")()
+    for name, value in given.items():
+        if name.startswith(_OF_DRIVER):
+            properties.setProperty(name.removeprefix(_OF_DRIVER), value)
+    loader = java_class(known, "java.lang.Thread").currentThread().getContextClassLoader()
+    service = java_class(known, "java.lang.Class").forName("java.sql.Driver")
+    drivers = java_class(known, "java.util.ServiceLoader").load(service, loader).iterator()
+    connection = None
+    while connection is None:  # NoSuchElementException: no suitable driver
+        driver = drivers.next()
+        connection = driver.connect(given["uri"], properties)
+    try:
+        connection.setAutoCommit(False)
+        yield connection
+    finally:
+        connection.close()
+
+
+def _remove_old_metadata(change: Change) -> None:
+    """Remove the metadata files that the table does not name any more, as each commit does."""
+    transaction = change.transaction
+    util = java_class(transaction, "org.apache.iceberg.CatalogUtil")
+    before, now = transaction.startMetadata(), transaction.currentMetadata()
+    util.deleteRemovedMetadataFiles(transaction.underlyingOps().io(), before, now)
+
+
+def _remove_manifest_list(record: Change) -> None:
+    """Remove what the record's new snapshot has written, as it was not committed."""
+    snapshot = record.transaction.currentMetadata().currentSnapshot()
+    if record.transaction.startMetadata().snapshot(snapshot.snapshotId()) is None:
+        record.transaction.underlyingOps().io().deleteFile(snapshot.manifestListLocation())
+
+
+def _by_rest(spark: SparkSession, catalog: Any, tables: Sequence[Change], record: Change) -> bool:
+    """Send all changes in one request; one after the other where the server has no such request."""
+    known = spark._jsparkSession
+    commits = java_class(known, "java.util.ArrayList")()
+    identifiers = java_class(known, "org.apache.iceberg.catalog.TableIdentifier")
+    commit_of = java_class(known, "org.apache.iceberg.catalog.TableCommit").create
+    separator = java_class(known, "java.util.regex.Pattern").compile("\n")  # makes Java's arrays
+    for change in (*tables, record):
+        identifier = identifiers.of(separator.split("\n".join(change.names)))
+        before, now = change.transaction.startMetadata(), change.transaction.currentMetadata()
+        commits.add(commit_of(identifier, before, now))
+    try:
+        catalog.commitTransaction(commits)
+    except Py4JJavaError as error:
+        text = str(error.java_exception.toString())
+        if "CommitFailedException" in text:
+            _remove_manifest_list(record)
+            return False
+        if "UnsupportedOperationException" in text:
+            log.debug("the REST catalog can't commit several tables in one transaction")
+            return one_by_one(tables, record)
+        raise
+    return True
+
+
+_WAYS: Mapping[str, Callable[[SparkSession, Any, Sequence[Change], Change], bool]] = {
+    "org.apache.iceberg.jdbc.JdbcCatalog": _by_sql,
+    "org.apache.iceberg.rest.RESTCatalog": _by_rest,
+}

@@ -1,0 +1,36 @@
+"""Kills a pipeline while it publishes an epoch, with a catalog that commits table by table."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_consumers.epochs import publication
+from spark_consumers.epochs.publication import Change
+
+Seam = Literal["nothing", "tables", "all"]
+SEAMS: tuple[Seam, ...] = ("nothing", "tables", "all")
+"""What the catalog has of the epoch when the pipeline is killed; "tables": all but the record."""
+PUBLISH = "spark_consumers.epochs.epoch_runner.publish"
+
+
+def kill(
+    patch: pytest.MonkeyPatch,
+    has: Seam,
+    death: type[BaseException] = KeyboardInterrupt,
+    *,
+    tables_max: int | None = None,
+) -> None:
+    """Let the next epoch's publication end in a death, once the catalog `has` so much of it.
+
+    `tables_max`: only so many tables of it, by their names.
+    """
+
+    def publish(_spark: SparkSession, tables: Sequence[Change], record: Change) -> bool:
+        if has != "nothing":
+            first = sorted(tables, key=lambda change: change.identifier)[:tables_max]
+            publication.one_by_one(first, record if has == "all" else None)
+        raise death
+
+    patch.setattr(PUBLISH, publish)
