@@ -32,7 +32,7 @@ from spark_consumers.epochs.last_epoch import last_epoch, with_epoch
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.next_record import next_record
 from spark_consumers.epochs.parking import Parking
-from spark_consumers.epochs.publication import Change, publish
+from spark_consumers.epochs.publication import TableCommit, publish
 from spark_consumers.epochs.rebuilds import Rebuilds, Topics
 from spark_consumers.epochs.report import EpochReport, TableReport, table_report
 from spark_consumers.epochs.stage import Stage
@@ -359,8 +359,10 @@ class EpochRunner:
             given = states, adopted, parked, offsets, self._topic_id
             record = next_record(self._spark, done, cut, *given)
             entered = self._ledger.prepare(self._spark, record)
-            tables = [Change(each.state.identifier, each.transaction) for each in adopted.values()]
-            last = Change(self._ledger.identifier, entered.transaction)
+            tables = [
+                TableCommit(each.state.identifier, each.transaction) for each in adopted.values()
+            ]
+            last = TableCommit(self._ledger.identifier, entered.transaction)
             if publish(self._spark, tables, last):
                 break
         else:

@@ -170,7 +170,7 @@ class Ledger:
         return Entered(transaction, found.get(ASKED, ""))
 
     def thin_at_times(self, spark: SparkSession, epoch: int) -> None:
-        """Thin the record, once in so many epochs."""
+        """Thin the record once in 64 epochs."""
         if epoch % _EXPIRED_EVERY == 0:
             self.try_to_thin(spark)
 

@@ -34,7 +34,7 @@ _CODEC = "write.metadata.compression-codec"
 _NAME = re.compile("`((?:[^`]|``)*)`")
 
 
-class Change(NamedTuple):
+class TableCommit(NamedTuple):
     """A transaction of one table (Iceberg's BaseTransaction) that waits to be committed."""
 
     identifier: str
@@ -47,7 +47,7 @@ class Change(NamedTuple):
         return space, name
 
 
-def publish(spark: SparkSession, tables: Sequence[Change], record: Change) -> bool:
+def publish(spark: SparkSession, tables: Sequence[TableCommit], record: TableCommit) -> bool:
     """Commit an epoch's changes of its tables, and its record; tell whether they are committed.
 
     They are not where another program has changed one of them meanwhile: prepare them anew then.
@@ -61,10 +61,10 @@ def publish(spark: SparkSession, tables: Sequence[Change], record: Change) -> bo
     return way(spark, catalog, tables, record)
 
 
-def one_by_one(tables: Iterable[Change], record: Change | None) -> bool:
+def one_by_one(tables: Iterable[TableCommit], record: TableCommit | None) -> bool:
     """Commit the tables, several at once, and then the record, each by itself."""
 
-    def commit(change: Change) -> None:
+    def commit(change: TableCommit) -> None:
         change.transaction.commitTransaction()
 
     at_once(commit, tables)
@@ -73,7 +73,9 @@ def one_by_one(tables: Iterable[Change], record: Change | None) -> bool:
     return True
 
 
-def _by_sql(spark: SparkSession, catalog: Any, tables: Sequence[Change], record: Change) -> bool:
+def _by_sql(
+    spark: SparkSession, catalog: Any, tables: Sequence[TableCommit], record: TableCommit
+) -> bool:
     """Write the new metadata files, then name all of them in one SQL transaction.
 
     The rows are replaced in the order of their names: two writers can't wait for each other.
@@ -81,7 +83,7 @@ def _by_sql(spark: SparkSession, catalog: Any, tables: Sequence[Change], record:
     changes = sorted((*tables, record), key=lambda change: change.names)
     written: dict[str, str] = {}
 
-    def write(change: Change) -> None:
+    def write(change: TableCommit) -> None:
         written[change.identifier] = _write_metadata(change.transaction)
 
     at_once(write, changes)
@@ -107,7 +109,7 @@ def _write_metadata(transaction: Any) -> str:
 
 
 def _replace_locations(
-    spark: SparkSession, catalog_name: str, changes: Sequence[Change], written: dict[str, str]
+    spark: SparkSession, catalog_name: str, changes: Sequence[TableCommit], written: dict[str, str]
 ) -> bool:
     """Let the catalog name the metadata files that were written; tell whether it does.
 
@@ -154,7 +156,7 @@ def _connection(spark: SparkSession) -> Iterator[Any]:
         connection.close()
 
 
-def _remove_old_metadata(change: Change) -> None:
+def _remove_old_metadata(change: TableCommit) -> None:
     """Remove the metadata files that the table does not name any more, as each commit does."""
     transaction = change.transaction
     util = java_class(transaction, "org.apache.iceberg.CatalogUtil")
@@ -162,14 +164,16 @@ def _remove_old_metadata(change: Change) -> None:
     util.deleteRemovedMetadataFiles(transaction.underlyingOps().io(), before, now)
 
 
-def _remove_manifest_list(record: Change) -> None:
+def _remove_manifest_list(record: TableCommit) -> None:
     """Remove what the record's new snapshot has written, as it was not committed."""
     snapshot = record.transaction.currentMetadata().currentSnapshot()
     if record.transaction.startMetadata().snapshot(snapshot.snapshotId()) is None:
         record.transaction.underlyingOps().io().deleteFile(snapshot.manifestListLocation())
 
 
-def _by_rest(spark: SparkSession, catalog: Any, tables: Sequence[Change], record: Change) -> bool:
+def _by_rest(
+    spark: SparkSession, catalog: Any, tables: Sequence[TableCommit], record: TableCommit
+) -> bool:
     """Send all changes in one request; one after the other where the server has no such request."""
     known = spark._jsparkSession
     commits = java_class(known, "java.util.ArrayList")()
@@ -194,7 +198,7 @@ def _by_rest(spark: SparkSession, catalog: Any, tables: Sequence[Change], record
     return True
 
 
-_WAYS: Mapping[str, Callable[[SparkSession, Any, Sequence[Change], Change], bool]] = {
+_WAYS: Mapping[str, Callable[[SparkSession, Any, Sequence[TableCommit], TableCommit], bool]] = {
     "org.apache.iceberg.jdbc.JdbcCatalog": _by_sql,
     "org.apache.iceberg.rest.RESTCatalog": _by_rest,
 }

@@ -3,7 +3,8 @@
 At the end, epochs are listed, a table is made anew and all are maintained, beside `run`.
 
 `python -m tests.spark_consumers.drill --kills 50` prints one JSON line of totals; exit 0 when all
-rows of all tables are equal to the source's. A few kills of it are a test.
+rows of all tables are equal to the source's, and no reader saw tables of two epochs. A few kills of
+it are a test.
 """
 
 import argparse
@@ -30,9 +31,12 @@ from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 from tests.spark_consumers.one_java import Done, run_all
 from tests.spark_consumers.own_servers import own_servers
+from tests.spark_consumers.readers import Readers
 from tests.spark_consumers.tables import BANK, BANK_TABLES, LARGE, ROWS, TABLES, TRANSFER
 
 PREFIX = "drill"
+BALANCES = {f"pgbench_{name}": f"{name[0]}balance" for name in ("accounts", "tellers", "branches")}
+"""The columns whose sums are equal after each transaction."""
 VERIFY = ("verify", "--json", "--examples")
 _CHANGES = (
     "UPDATE types SET small = small % 1000 + 1, middle = %(n)s WHERE id < 6",
@@ -53,11 +57,12 @@ class Totals:
     seed: int
     kills: int = 0
     failovers: int = 0
-    killed_in_epoch: int = 0
-    """Kills after which a table was ahead of the ledger: the epoch was begun and is made again."""
     killed_in_rebuild: int = 0
     """Kills while a rebuild was begun and not done."""
     epochs: int = 0
+    looks: int = 0
+    torn: int = 0
+    """Looks of readers beside it, and how many of them saw tables of two epochs."""
     transactions: int = 0
     tables: int = 0
     rows: int = 0
@@ -275,7 +280,9 @@ def drill(
                 connection.execute(script.encode())
         await_ready(trio.primary, trio.standby, bridge.slot)
         load = Load(conninfo, seed, pause_s)
+        readers = Readers(folder / "warehouse" / "catalog.db", PREFIX, BALANCES)
         try:
+            readers.start()
             for number in range(kills):
                 if number > 1 and time.monotonic() - started > minutes * 60:
                     break
@@ -300,6 +307,7 @@ def drill(
             _operate(tables)
         finally:
             load.stop()
+            readers.stop()
         bridge.caught_up(primary.conninfo(trio.dbname))
         _await_last(bridge, tables)
         tables.stop()
@@ -308,9 +316,9 @@ def drill(
     finally:
         tables.end()
         bridge.end()
+    totals.looks, totals.torn = readers.seen.looks, readers.seen.torn
     totals.transactions = load.transactions
     totals.epochs = max(epoch["epoch"] for epoch in tables.epochs())
-    totals.killed_in_epoch = tables.log.count("an unfinished epoch is continued")
     totals.tables = len(report["tables"])
     totals.rows = sum(table["table_rows"] for table in report["tables"])
     totals.different = [json.dumps(t) for t in report["tables"] if not t["equal"]]
@@ -395,7 +403,7 @@ def main() -> None:
             rebuilds=options.rebuilds,
         )
     sys.stdout.write(json.dumps(asdict(totals)) + "\n")
-    raise SystemExit(bool(totals.different))
+    raise SystemExit(bool(totals.different or totals.torn))
 
 
 if __name__ == "__main__":

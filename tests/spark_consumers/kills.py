@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumers.epochs import publication
-from spark_consumers.epochs.publication import Change
+from spark_consumers.epochs.publication import TableCommit
 
 Seam = Literal["nothing", "tables", "all"]
 SEAMS: tuple[Seam, ...] = ("nothing", "tables", "all")
@@ -27,7 +27,7 @@ def kill(
     `tables_max`: only so many tables of it, by their names.
     """
 
-    def publish(_spark: SparkSession, tables: Sequence[Change], record: Change) -> bool:
+    def publish(_spark: SparkSession, tables: Sequence[TableCommit], record: TableCommit) -> bool:
         if has != "nothing":
             first = sorted(tables, key=lambda change: change.identifier)[:tables_max]
             publication.one_by_one(first, record if has == "all" else None)

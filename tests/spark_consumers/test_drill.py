@@ -26,5 +26,6 @@ def test_killed_under_load_and_failed_over_all_rows_are_equal(
         trigger_interval_ms=8_000,
     )
     assert not totals.different, totals
+    assert totals.looks and not totals.torn, totals
     assert (totals.kills, totals.failovers) == (1, 1)
     assert totals.tables >= 10

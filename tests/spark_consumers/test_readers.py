@@ -1,7 +1,6 @@
 """Tables as others read them."""
 
 import datetime as dt
-import importlib.util
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from spark_consumers.iceberg import catalog
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
+from tests.spark_consumers.readers import extension
 
 TABLE = SourceTable(
     "things",
@@ -72,7 +72,7 @@ def test_pyiceberg_and_duckdb_read_the_rows_of_now_and_of_a_tag(
         assert sorted(row["id"] for row in then) == [1, 2, 3]
         with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as database:
             for name in ("avro", "iceberg"):
-                database.execute(f"INSTALL '{_extension(name)}'")
+                database.execute(f"INSTALL '{extension(name)}'")
                 database.execute(f"LOAD {name}")
             database.execute("SET TimeZone = 'UTC'")
             place = f"iceberg_scan('{table.metadata_location}'"
@@ -85,9 +85,3 @@ def test_pyiceberg_and_duckdb_read_the_rows_of_now_and_of_a_tag(
             assert database.execute(query).fetchall() == [(3,)]
     finally:
         others.engine.dispose()
-
-
-def _extension(name: str) -> Path:
-    spec = importlib.util.find_spec(f"duckdb_extension_{name}")
-    assert spec is not None and spec.origin is not None
-    return next(Path(spec.origin).parent.rglob("*.duckdb_extension"))

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from schemas.errors import OperatorNeeded, SettingsError
 from spark_consumers.epochs import epoch_runner, publication, rebuilds, stage
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
-from spark_consumers.epochs.publication import Change
+from spark_consumers.epochs.publication import TableCommit
 from spark_consumers.iceberg import catalog, staging
 from spark_consumers.operations import Operator
 from tests.providers.waiting import eventually
@@ -227,7 +227,7 @@ PLACES: dict[str, tuple[object, str]] = {
 def killed_amid(_function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:
     """Publish as a catalog does that commits table by table, all but the record."""
 
-    def killed(_spark: SparkSession, tables: Sequence[Change], record: Change) -> bool:
+    def killed(_spark: SparkSession, tables: Sequence[TableCommit], record: TableCommit) -> bool:
         dies = when()
         publication.one_by_one(tables, None if dies else record)
         if dies:
