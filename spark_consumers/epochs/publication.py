@@ -189,7 +189,7 @@ def _by_rest(
     except Py4JJavaError as error:
         text = str(error.java_exception.toString())
         if "CommitFailedException" in text:
-            _remove_manifest_list(record)
+            # The record's manifest list stays: a request that was repeated may have been done.
             return False
         if "UnsupportedOperationException" in text:
             log.debug("the REST catalog can't commit several tables in one transaction")
