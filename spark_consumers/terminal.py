@@ -20,7 +20,10 @@ from schemas.settings import KafkaSettings, Settings, require
 
 _OF_SPARK = frozenset({"numpy", "py4j", "pyarrow", "pyroaring", "pyspark"})
 """The packages of the extra `spark`."""
-Config = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
+Config = Annotated[
+    Path,
+    typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
 
 

@@ -27,7 +27,9 @@ _UNJUDGED = (
     "not judged: whether Kafka has all that Debezium has confirmed: Kafka Connect has no offset of "
     "the connector"
 )
-ConfigOption = typer.Option("--config", "-c", help="YAML configuration file.")
+ConfigOption = typer.Option(
+    "--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."
+)
 ConnectorFile = Annotated[
     Path,
     typer.Option(

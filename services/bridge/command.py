@@ -31,7 +31,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
+ConfigFile = Annotated[
+    Path,
+    typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
+]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
 for command in (
     *(init, check_config, doctor, publication, recover, adopt, release),

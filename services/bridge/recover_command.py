@@ -28,7 +28,10 @@ _NOTHING: Final = "nothing to recover: the bridge can start as it is"
 
 
 def recover(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    config: Annotated[
+        Path,
+        typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
+    ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[
         bool,

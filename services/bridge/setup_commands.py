@@ -68,7 +68,10 @@ def init(
 
 
 def check_config(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    config: Annotated[
+        Path,
+        typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
+    ],
 ) -> None:
     """Check the configuration file: keys, values, token files. Connects to no server.
 

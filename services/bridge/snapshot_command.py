@@ -26,7 +26,10 @@ snapshot = typer.Typer(
     help="Show and control snapshots: rows older than the slot.", no_args_is_help=True
 )
 _STALLED_S: Final = 60.0
-ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
+ConfigFile = Annotated[
+    Path,
+    typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
+]
 Tables = Annotated[list[str] | None, typer.Argument(help="Tables as schema.table; default: all.")]
 
 

@@ -17,7 +17,9 @@ from schemas.json_schema import all_models, settings_schema
 from schemas.reference import keys
 from schemas.settings import load_settings
 from services.bridge.command import app
+from services.failover.cli.app import app as failover
 from services.shipped import names, text
+from spark_consumers.command import app as tables
 from tests.chart.generate import generated
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,18 @@ def test_init_writes_a_file_that_check_config_accepts(
     code, told = slotbridge("check-config", "--config", file)
     assert code == ExitCode.OK, told
     assert "not judged: whether servers answer" in told
+
+
+def test_the_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each program; a file that is named on the command line goes before it."""
+    file = tmp_path / "c.yaml"
+    assert slotbridge("init", file)[0] == ExitCode.OK
+    monkeypatch.setenv("SLOTBRIDGE_CONFIG", str(file))
+    assert slotbridge("check-config")[0] == ExitCode.OK
+    assert slotbridge("check-config", "--config", tmp_path / "other")[0] == ExitCode.SETTINGS
+    for program, command in ((failover, "check"), (tables, "epochs")):
+        done = CliRunner().invoke(program, [command, "--help"])
+        assert "SLOTBRIDGE_CONFIG" in done.output
 
 
 def test_check_config_parses_expressions(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from services.runtime.process import configure_logging, exit_codes
 
 
 def doctor(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    config: Annotated[
+        Path,
+        typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
+    ],
     json: Annotated[
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,

@@ -63,7 +63,7 @@ def _own_slot(facts: Facts) -> Iterator[Finding]:
             "slots-exhausted",
             Severity.WARNING,
             "primary",
-            f"{len(primary.slots)} slots, max_replication_slots = {total}",
+            f"slots: {len(primary.slots)}, max_replication_slots: {total}",
             "no slot can be made: not for a new standby, a rejoin or another bridge",
             f"ALTER SYSTEM SET max_replication_slots = {total + 10}; then restart the server, and "
             "the standbys alike",

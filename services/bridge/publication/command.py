@@ -40,7 +40,10 @@ _BY_ITSELF = (
 
 
 def publication(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    config: Annotated[
+        Path,
+        typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
+    ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the statements, for psql.")

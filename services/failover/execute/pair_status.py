@@ -183,7 +183,7 @@ def _outlook(view: View) -> list[Line]:
         word = f"NOT READY: {'; '.join(reasons)}" if reasons else "ready"
         text = f"{word}; {last_contact(view, chosen)}; {slots_not_judged(view)}"
         return [Line("failover", f"to {chosen.name}", text, good=not reasons)]
-    word = f"NOT READY: {'; '.join(reasons)}" if reasons else f"{len(readiness)} slots ready"
+    word = f"NOT READY: {'; '.join(reasons)}" if reasons else f"slots ready: {len(readiness)}"
     return [Line("failover", f"to {chosen.name}", word, good=not reasons)]
 
 
