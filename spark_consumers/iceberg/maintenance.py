@@ -76,7 +76,8 @@ def maintain(
     times_ms = {s["snapshot-id"]: int(s["timestamp-ms"]) for s in metadata.get("snapshots", ())}
     retention, most = Retention.of(settings), settings.epochs_kept
     catalog.forget(table, forgotten(refs, times_ms, recorded, retention, most, now_ms))
-    catalog.expire(table, keep=1, older_than_ms=now_ms)
+    # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
+    catalog.expire(table, keep=1, older_than_ms=now_ms - settings.epochs_kept_all_ms)
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()
     done = Maintained(
