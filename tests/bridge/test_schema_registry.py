@@ -4,7 +4,6 @@ import base64
 import copy
 import io
 import json
-import re
 import ssl
 import tempfile
 import threading
@@ -29,24 +28,16 @@ from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.connect_documents import meaning
+from tests.bridge.values.fitting import FINITE
 from tests.bridge.values.forms import DEBEZIUM
 from tests.bridge.values.protobuf_reader import compiled, document
-from tests.bridge.values.test_debezium_schemas import FITTING
 from tests.bridge.values.two_publishers import fill, make_tables
 from tests.providers.interface import Broker, Provider
 from tests.providers.secured import Certificates
 from tests.providers.waiting import eventually
 
 PARTS = ("key_format", "value_format")
-TABLES = (*FITTING, "changing", "whole", "keyless", "toasted", "finished")
-FINITE = {
-    table: {
-        kind: tuple(None if re.search("NaN|Infinity", text or "") else text for text in texts)
-        for kind, texts in types.items()
-    }
-    for table, types in FITTING.items()
-}
-"""Without the numbers that JSON Schema can't hold; tests/bridge/values has them for the others."""
+TABLES = (*FINITE, "changing", "whole", "keyless", "toasted", "finished")
 Pairs = list[tuple[Any, Any]]
 Read = Callable[[bytes, str, MessageField], Any]
 

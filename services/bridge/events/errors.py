@@ -26,7 +26,8 @@ def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
             lsn=lsn,
             hint="publish the column as text (bridge.decimal_handling, bridge.time_precision, or a "
             "mask with truncate in shaping.masks), leave it out (shaping.columns), or set "
-            "kafka.key_format and kafka.value_format to json",
+            "kafka.key_format and kafka.value_format to json, or to avro where a number is NaN or "
+            "infinite",
         )
     if isinstance(error, ExpressionFailed):
         return BadInput(

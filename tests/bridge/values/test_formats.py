@@ -67,6 +67,25 @@ def test_type_without_a_schema_is_refused_with_the_reason(
     assert "public.t" in str(error) and "shaping.masks" in error.hint
 
 
+@pytest.mark.parametrize("form", ["json_schema_envelope", "json_schema", "avro", "protobuf"])
+def test_numbers_that_json_lacks_are_refused_where_connect_would_read_zero(form: str) -> None:
+    """JsonConverter takes a text in place of a number for 0.0; the other formats hold NaN."""
+    modes = {**DEBEZIUM, "decimal_handling": "double"}
+    encoders = encoders_for(settings(value_format=form))(ValueSettings(**modes))
+    for kind, value in (
+        *(("float4", b"NaN"), ("float8", b"-Infinity"), ("_float8", b"{1,NaN}")),
+        *(("numeric", b"NaN"), ("numeric", b"1" + b"0" * 400), ("point", b"(1,Infinity)")),
+    ):
+        encode = encoders.of(OIDS[kind], -1).encode
+        if form.startswith("json"):
+            with pytest.raises(UnfitValue) as raised:
+                encode(value)
+            assert "avro" in not_encoded(raised.value, "public.t", 5).hint
+        else:
+            assert '"' in encode(value)
+    assert encoders.of(OIDS["float8"], -1).encode(b"-1.5e-7") == "-1.5e-7"
+
+
 def test_a_sparse_vector_beyond_the_16_bits_of_its_schema_is_refused() -> None:
     encoders = StrictEncoders(ValueSettings(**DEBEZIUM))
     encoders.learn([PgType(90_001, "public", "sparsevec", "b", extension="vector")])

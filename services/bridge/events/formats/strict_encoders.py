@@ -5,12 +5,14 @@
     a timestamp beyond 64 bits              the schema's number has 64
     an array of arrays                      PostgreSQL has one type for all dimensions
     a sparsevec beyond 32,767 dimensions    Debezium's schema has 16 bits for them
-    NaN, ±Infinity of a float, JSON Schema  a number in JSON is finite
+    NaN, ±Infinity of a float, in JSON      a number in JSON is finite; Kafka Connect reads a text
+    with a schema                           in its place as 0
 
 What stands for a value that the WAL lacks fits the schema too.
 """
 
 import json
+from math import isfinite
 
 from services.bridge.events.errors import UnfitValue
 from services.bridge.events.formats import connect
@@ -18,9 +20,10 @@ from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.type_schemas import column_schema
 from services.bridge.events.values import datetimes
 from services.bridge.events.values.encoders import Encoder, Encoders
-from services.bridge.events.values.plain import SPECIAL_NUMBERS, Encode
+from services.bridge.events.values.plain import SPECIAL_NUMBERS, Encode, floating
 
 _FLOATS = ("float", "double")
+_NO_NUMBER = "a number in JSON can't be NaN or infinite"
 _NOT_FINITE = tuple(SPECIAL_NUMBERS.values())
 _INT16_MAX = 2**15 - 1
 _DECIMALS = (connect.DECIMAL, connect.VARIABLE_SCALE["name"])
@@ -40,7 +43,7 @@ class StrictEncoders(Encoders):
 
 
 class FiniteEncoders(StrictEncoders):
-    """Encoders that also refuse floating-point numbers that a number in JSON Schema can't be."""
+    """Encoders that also refuse floating-point numbers that a number in JSON can't be."""
 
     def _make(self, oid: int, typmod: int) -> Encoder:
         encode, unavailable = super()._make(oid, typmod)
@@ -58,13 +61,22 @@ def _has_floats(schema: Schema) -> bool:
 
 
 def _finite(encode: Encode) -> Encode:
+    if encode is floating:
+        return _finite_floating
+
     def encoded(value: bytes) -> str:
         text = encode(value)
         if any(number in text for number in _NOT_FINITE):
-            raise UnfitValue("a number in JSON can't be NaN or infinite")
+            raise UnfitValue(_NO_NUMBER)
         return text
 
     return encoded
+
+
+def _finite_floating(value: bytes) -> str:
+    if isfinite(float(value)):
+        return value.decode("ascii")
+    raise UnfitValue(_NO_NUMBER)
 
 
 def _fits(schema: Schema) -> bool:

@@ -96,6 +96,8 @@ class TableFormat(NamedTuple):
 
 NO_KEY: Final = Key(None, FIRST_PARTITION)
 PLAIN: Final = TableFormat()
+_FINITE: Final[frozenset[Format]] = frozenset({"json_schema", "json_schema_envelope"})
+"""Formats whose numbers are JSON's. Connect's JsonConverter reads the text "NaN" as 0.0."""
 
 
 class Formats:
@@ -182,7 +184,7 @@ def encoders_for(kafka: KafkaSettings) -> type[Encoders]:
     formats = {kafka.key_format, kafka.value_format}
     if formats == {"json"}:
         return Encoders
-    return FiniteEncoders if "json_schema" in formats else StrictEncoders
+    return StrictEncoders if formats.isdisjoint(_FINITE) else FiniteEncoders
 
 
 def _binary(form: Format) -> BinaryRendering:

@@ -120,7 +120,7 @@ class Shaping:
         if not self.naming.included(schema, table):
             return TableShaping(relation, TableTopic("", False), skipped=_ALL)
         outbox = self._settings.outbox
-        skipped = self._skipped(schema, table)
+        skipped = self.naming.skips(schema, table)
         if outbox is not None and self.naming.has_outbox(schema, table):
             reader = OutboxTable(outbox, self.naming, relation)
             self._check_outbox(relation)
@@ -175,7 +175,7 @@ class Shaping:
             self._check_outbox(relation)
             return
         identity = [column.name for column in relation.columns if column.key]
-        told = None if {"u", "d"} <= self._skipped(schema, table) else identity
+        told = None if {"u", "d"} <= self.naming.skips(schema, table) else identity
         kept = self._kept(relation)
         self._places(self.with_key(relation), kept, told)
         rules = self._rules(relation, told)
@@ -187,14 +187,6 @@ class Shaping:
         """Whether the settings have keys, columns for partitions, filters or computed columns."""
         found = self._settings
         return bool(found.keys or found.partition_by or found.filters or found.computed)
-
-    def _skipped(self, schema: str, table: str) -> frozenset[str]:
-        return frozenset(
-            operation
-            for pattern, operations in self._settings.skip.items()
-            if table_matches(pattern, schema, table)
-            for operation in operations
-        )
 
     def _kept(self, relation: Relation) -> tuple[int, ...]:
         """Return the indexes of the columns that are published."""
