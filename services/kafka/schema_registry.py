@@ -2,7 +2,8 @@
 
     answers late, 5xx, 429, no connection,   waited for, then Retryable: the session ends, nothing
     200 with a page of a proxy               is lost, and the next session begins by waiting
-    409                                      the schema is not compatible with a former version
+    409                                      the schema is not compatible with former versions
+    422                                      the schema, or the subject's name, is refused
     401, 403                                 credentials
     other                                    refused, with the registry's own words
 
@@ -27,8 +28,9 @@ logger = structlog.get_logger(__name__)
 
 _ATTEMPT_S: Final = 5
 _PAUSE_S: Final = 0.5
-_UNAUTHORIZED, _FORBIDDEN, _CONFLICT = 401, 403, 409
+_UNAUTHORIZED, _FORBIDDEN, _CONFLICT, _INVALID = 401, 403, 409, 422
 _PASSING: Final = (408, 429)
+_TRANSITIVE: Final = "_TRANSITIVE"
 _SERVER_ERROR: Final = 500
 _NO_ANSWER: Final = (ValueError, LookupError, TypeError, AttributeError)
 """What the client raises for an answer that is not a registry's."""
@@ -156,10 +158,9 @@ class SchemaRegistry:
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             )
         if status == _CONFLICT:
-            version = self._latest(subject)
             return SetupError(
-                f"the table's new schema is not compatible with version {version} of the subject: "
-                f"{said}",
+                "the table's new schema is not compatible with earlier ones of the subject "
+                f"({self._compared(subject)}): {said}",
                 operation=operation,
                 subject=f"subject {subject}",
                 hint="let readers take the new schema: set the subject's compatibility to NONE "
@@ -171,18 +172,42 @@ class SchemaRegistry:
             f"the schema registry refuses the schema (status {status}): {said}",
             operation=operation,
             subject=f"subject {subject}",
-            hint="check that registry.url names the registry's Confluent API",
+            hint="the registry's own words say what it does not take in the schema or in the "
+            "subject's name: choose another registry.subject_naming, leave the column out "
+            "(shaping.columns), or ask the registry's operator about its rules for subjects"
+            if status == _INVALID
+            else "check that registry.url names the registry's Confluent API",
             exit_code=ExitCode.SCHEMA_REFUSED,
         )
 
-    def _latest(self, subject: str) -> str:
+    def _compared(self, subject: str) -> str:
+        """Say which versions the registry compares: the latest, or all of them (…_TRANSITIVE)."""
         from confluent_kafka.schema_registry import SchemaRegistryError
         from httpx2 import HTTPError
 
         try:
-            return str(self._client.get_latest_version(subject).version)
+            latest = self._client.get_latest_version(subject).version
         except (SchemaRegistryError, HTTPError, OSError, *_NO_ANSWER):
-            return "?"
+            return "their versions are unknown"
+        try:
+            rule = str(self._client.get_compatibility(subject))
+        except (SchemaRegistryError, HTTPError, OSError, *_NO_ANSWER):
+            rule = self._of_all_subjects()
+        if not rule:
+            return f"the latest is version {latest}"
+        if rule.endswith(_TRANSITIVE):
+            return f"compatibility {rule}: any of its versions up to {latest} may be the one"
+        return f"compatibility {rule}: with version {latest}"
+
+    def _of_all_subjects(self) -> str:
+        """Return the registry's own compatibility, "" where it does not tell."""
+        from confluent_kafka.schema_registry import SchemaRegistryError
+        from httpx2 import HTTPError
+
+        try:
+            return str(self._client.get_compatibility())
+        except (SchemaRegistryError, HTTPError, OSError, *_NO_ANSWER):
+            return ""
 
     def _unreachable(self, what: str, operation: str) -> Retryable:
         return Retryable(

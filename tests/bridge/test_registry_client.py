@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.registry import RegistrySettings
 from services.kafka.schema_registry import SchemaRegistry
 
@@ -17,6 +17,8 @@ class _Answers(BaseHTTPRequestHandler):
     """Answers each question with the next of `bodies`, the last one again and again."""
 
     bodies: ClassVar[list[bytes]] = []
+    by_path: ClassVar[dict[str, tuple[int, object]]] = {}
+    """Path -> status and document, in place of `bodies`."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -26,8 +28,14 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        body = self.bodies.pop(0) if len(self.bodies) > 1 else self.bodies[0]
-        self.send_response(200)
+        status = 200
+        if self.by_path:
+            path = self.path.partition("?")[0]
+            status, document = self.by_path.get(path, (404, {"error_code": 40401, "message": ""}))
+            body = json.dumps(document).encode()
+        else:
+            body = self.bodies.pop(0) if len(self.bodies) > 1 else self.bodies[0]
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -41,6 +49,7 @@ def settings() -> Iterator[RegistrySettings]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
+        _Answers.by_path = {}
         yield RegistrySettings(url=f"http://127.0.0.1:{server.server_port}", deadline_ms=1_000)
         server.shutdown()
         thread.join()
@@ -70,3 +79,51 @@ def test_ids_are_remembered_by_one_client_alone(settings: RegistrySettings) -> N
         found += [registry.register("t-key", '"string"', "AVRO", lambda: None) for _ in range(2)]
         registry.close()
     assert found == [1, 1, 2, 2]
+
+
+LATEST = {"subject": "t-value", "version": 3, "id": 7, "schema": '"string"'}
+REFUSED = (409, {"error_code": 409, "message": "READER_FIELD_MISSING_DEFAULT_VALUE"})
+
+
+@pytest.mark.parametrize(
+    ("of_subject", "of_all", "said"),
+    [
+        ("FULL_TRANSITIVE", "NONE", "any of its versions up to 3 may be the one"),
+        ("BACKWARD", "NONE", "compatibility BACKWARD: with version 3"),
+        ("", "BACKWARD_TRANSITIVE", "BACKWARD_TRANSITIVE: any of its versions up to 3"),
+        ("", "", "the latest is version 3"),
+    ],
+)
+def test_a_conflict_names_the_versions_that_the_registry_compares(
+    settings: RegistrySettings, of_subject: str, of_all: str, said: str
+) -> None:
+    _Answers.by_path = {
+        "/subjects/t-value/versions": REFUSED,
+        "/subjects/t-value/versions/latest": (200, LATEST),
+        **({"/config/t-value": (200, {"compatibilityLevel": of_subject})} if of_subject else {}),
+        **({"/config": (200, {"compatibilityLevel": of_all})} if of_all else {}),
+    }
+    error = refusal(settings)
+    assert said in error.message and "READER_FIELD_MISSING" in error.message
+    assert f"{settings.url}/config/t-value" in error.hint
+
+
+def test_a_schema_that_the_registry_refuses_is_not_a_wrong_url(settings: RegistrySettings) -> None:
+    path = "/subjects/t-value/versions"
+    _Answers.by_path = {path: (422, {"error_code": 42201, "message": "Invalid schema: field x"})}
+    error = refusal(settings)
+    assert "Invalid schema: field x" in error.message and "registry.url" not in error.hint
+    assert "shaping.columns" in error.hint
+    _Answers.by_path = {path: (404, {"error_code": 404, "message": "HTTP 404 Not Found"})}
+    assert "registry.url" in refusal(settings).hint
+
+
+def refusal(settings: RegistrySettings) -> SetupError:
+    registry = SchemaRegistry(settings)
+    try:
+        with pytest.raises(SetupError) as raised:
+            registry.register("t-value", '"string"', "AVRO", lambda: None)
+    finally:
+        registry.close()
+    assert raised.value.exit_code == ExitCode.SCHEMA_REFUSED
+    return raised.value
