@@ -42,7 +42,8 @@ class KafkaSettings(BaseModel):
     (with fewer than 3, a warning: a topic is lost with its brokers); -1: the broker's default."""
     topics: dict[TopicPattern, TopicSettings] = {}
     """Topic name (`*` for any characters) -> how the bridge creates topics of tables and outboxes;
-    the first match applies. The bridge never changes an existing topic; it warns of differences."""
+    the first match applies. The bridge never changes an existing topic; a start warns of each
+    difference."""
     key_format: Format = "json"
     """How keys of tables' records are written (docs/FORMATS.md)."""
     value_format: Format = "json"

@@ -71,6 +71,15 @@ class Naming:
             return False
         return table_matches(outbox.table, schema, table)
 
+    def skips(self, schema: str, table: str) -> frozenset[str]:
+        """Return the operations of the table whose events are left out."""
+        return frozenset(
+            operation
+            for pattern, operations in self._shaping.skip.items()
+            if table_matches(pattern, schema, table)
+            for operation in operations
+        )
+
     def masks(self, schema: str, table: str, column: str) -> bool:
         """Tell whether a mask replaces a column's values."""
         return any(

@@ -59,7 +59,7 @@ from services.bridge.source.newer_primary import NewerPrimary
 from services.bridge.source.publication_reader import warn_of_differences
 from services.bridge.source.replication_connection import ReplicationConnection
 from services.bridge.source.standby_status import StandbyStatus, WhileWaiting
-from services.bridge.start_checks import check_settings
+from services.bridge.start_checks import check_settings, warn_of_compacted
 from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
@@ -286,17 +286,19 @@ class _Opening:
 
         return partial(TracedGroupCommit, self._settings.spans, self._prefix)
 
-    def _compare_publication(self, primary: Primary) -> None:
+    def _compare_publication(self, primary: Primary, topics: Topics) -> None:
         warn = partial(warn_of_differences, source=self._source, shaping=self._settings.shaping)
         if not primary.ask("compare the publication with the settings", warn):
             logger.info("not judged: whether the publication is as the settings say")
+        publication, servers = self._source.publication, self._kafka.bootstrap_servers
+        warn_of_compacted(self._shaping.naming, primary, publication, topics, servers)
 
     def _encoding(
         self, primary: Primary, topics: Topics, registry: SchemaRegistry | None, timeline: int
     ) -> _Encoding:
         shaping = self._shaping
         if self._settings.rows_since_lsn is None:  # the first session: a failover does not wait
-            self._compare_publication(primary)
+            self._compare_publication(primary, topics)
         warn_of_unmatched(shaping, primary)
         encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
         relations = Relations(

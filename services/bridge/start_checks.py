@@ -10,12 +10,15 @@ from schemas.naming import Naming
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.recovery.fit import require_fitting, unfit
 from services.bridge.recovery.placement import spreads_keyless
+from services.bridge.sink.compaction import DELETE, refused_by_compaction
+from services.bridge.sink.topic_requirements import command
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.row_reader import shape_of
 from services.bridge.snapshot.tables import TableShape
 from services.bridge.source.database import Primary
 from services.postgres.partitions import Partition, partitions
-from services.postgres.published_tables import published_tables
+from services.postgres.publications import unpublished_changes
+from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.server import Connection
 
 logger = structlog.get_logger(__name__)
@@ -55,6 +58,33 @@ def check_settings(
             "tables without a key: all their events go to the first partition, formerly to any; "
             "their order is kept only within each (docs/SHAPING.md, Placement)",
             tables=names,
+        )
+
+
+def warn_of_compacted(
+    naming: Naming, primary: Primary, publication: str, topics: Topics, servers: str
+) -> None:
+    """Warn of tables whose compacted topics would refuse their truncates, or all their events."""
+    if not topics.compacts:
+        return
+
+    def read(connection: Connection) -> tuple[list[PublishedTable], tuple[str, ...]]:
+        unsent = unpublished_changes(connection, publication)
+        return published_tables(connection, publication), unsent or ()
+
+    found = primary.ask("read the published tables", read)
+    if found is None:
+        logger.info("not judged: whether compacted topics take all events of their tables")
+        return
+    tables = ((one.schema, one.table, bool(one.key)) for one in found[0])
+    truncates, policy = "truncate" not in found[1], topics.cleanup_policy
+    for one in refused_by_compaction(tables, naming, policy, truncates=truncates):
+        logger.warning(
+            "a compacted topic refuses events without a key",
+            table=one.table,
+            seen=one.evidence,
+            consequence=one.consequence,
+            hint=one.change(command(servers, one.topic, DELETE)),
         )
 
 

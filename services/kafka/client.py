@@ -30,6 +30,8 @@ RECORD_REFUSALS: Final = (
     KafkaError.INVALID_MSG_SIZE,
     KafkaError.INVALID_RECORD,
 )
+INVALID_RECORD: Final = KafkaError(KafkaError.INVALID_RECORD).str()
+"""The client's words for a record that fails a check of the broker."""
 TOPIC_REFUSALS: Final = (
     KafkaError.TOPIC_EXCEPTION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -189,7 +191,10 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
             f"Kafka refuses the record: {text}",
             operation=operation,
             subject=subject,
-            hint="raise message.max.bytes on the topic and in kafka.options",
+            hint="a compacted topic takes no record without a key; the broker's log names the "
+            "check that the record fails (InvalidRecordException)"
+            if code == KafkaError.INVALID_RECORD
+            else "raise message.max.bytes on the topic and in kafka.options",
             exit_code=ExitCode.RECORD_REFUSED,
         )
     return Retryable(

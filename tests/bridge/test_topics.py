@@ -137,7 +137,16 @@ def test_topics_are_made_as_the_first_pattern_says(kafka: Broker, topic_prefix: 
                     "config": {"cleanup.policy": "compact", "unclean.leader.election.enable": True},
                 },
                 "*.orders": {"partitions": 7},
-                "*.public.*": {"replication_factor": -1, "config": {"retention.ms": -1}},
+                "*.public.*": {
+                    "replication_factor": -1,
+                    "config": {
+                        "retention.ms": -1,
+                        "compression.type": "zstd",
+                        "max.message.bytes": 2_000_000,
+                        "min.cleanable.dirty.ratio": 0.25,
+                        "segment.bytes": 16_777_216,
+                    },
+                },
             },
         }
     )
@@ -150,15 +159,52 @@ def test_topics_are_made_as_the_first_pattern_says(kafka: Broker, topic_prefix: 
     told = [configs.known[name] for name in names]
     assert [one["cleanup.policy"] for one in told] == ["compact", *["delete"] * 3]
     assert [one["retention.ms"] == "-1" for one in told] == [False, False, True, False]
+    assert [one["compression.type"] for one in told] == ["producer", "producer", "zstd", "producer"]
+    given = settings.topics["*.public.*"].config
+    assert {name: told[2][name] for name in given} == {k: str(v) for k, v in given.items()}
     assert told[0]["unclean.leader.election.enable"] == "true"
     assert {one["message.timestamp.type"] for one in told} == {"LogAppendTime"}
-    other = settings.model_copy(update={"topics": {"*": TopicSettings(partitions=3)}})
-    again = Topics(other)
-    again.refresh()
+
+
+def test_each_difference_from_the_settings_is_told_once(kafka: Broker, topic_prefix: str) -> None:
+    """Of topics that are there; `prepare` is part of each session."""
+    settings = KafkaSettings(
+        bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix, partitions=2
+    )
+    made = Topics(settings)
+    made.refresh()
+    names = [f"{topic_prefix}.public.{table}" for table in ("a", "b")]
+    assert [made.partitions(name) for name in names] == [2, 2]
+    wanted = {
+        "partitions": 3,
+        "replication_factor": 2,
+        "config": {"cleanup.policy": "compact,delete", "compression.type": "lz4"},
+    }
+    other = settings.model_copy(update={"topics": {"*": TopicSettings.model_validate(wanted)}})
     with structlog.testing.capture_logs() as logs:
-        assert [again.partitions(names[0]) for _ in range(2)] == [1, 1]
-    (line,) = logs
-    assert (line["partitions"], line["settings"]) == (1, 3)
+        for _ in range(2):
+            Topics(other).prepare()
+    told = [line for line in logs if line["event"].startswith("topics differ from kafka.topics")]
+    assert [(line["key"], line["found"], line["wanted"]) for line in told] == [
+        ("partitions", "2", "3"),
+        ("replication_factor", "1", "2"),
+        ("cleanup.policy", "delete", "compact,delete"),
+        ("compression.type", "producer", "lz4"),
+    ]
+    assert {line["topics"] for line in told} == {", ".join(names)}
+    remedies = [line["remedy"] for line in told]
+    assert f"--topic {names[0]} --partitions 3" in remedies[0]
+    assert "cleanup.policy=[compact,delete]" in remedies[2]
+    same = {
+        **wanted,
+        "partitions": 2,
+        "replication_factor": 1,
+        "config": {"cleanup.policy": "delete"},
+    }
+    third = settings.model_copy(update={"topics": {"*": TopicSettings.model_validate(same)}})
+    with structlog.testing.capture_logs() as logs:
+        Topics(third).prepare()
+    assert not [line for line in logs if line["event"].startswith("topics differ")]
 
 
 def test_a_record_behind_many_of_others_is_found_soon(kafka: Broker, topic_prefix: str) -> None:

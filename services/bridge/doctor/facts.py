@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from schemas.errors import SettingsError
 from services.bridge.pgoutput.messages import Relation
+from services.bridge.sink.compaction import Compacted
+from services.bridge.sink.topic_differences import Difference
 from services.bridge.sink.topic_requirements import Topic
 from services.bridge.source.publication_drift import PublicationDifference
 from services.postgres.partitions import Partition
@@ -25,6 +27,7 @@ class Publication:
     all_tables: bool
     updates: bool
     deletes: bool
+    truncates: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class Table:
     def full_name(self) -> str:
         """Return the name of the table with its schema."""
         return f"{self.schema}.{self.name}"
+
+    @property
+    def has_key(self) -> bool:
+        """Whether its events have a key without any setting."""
+        return self.identity == "i" or (self.primary_key and self.identity != "n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,12 @@ class Kafka:
     partitions: Mapping[str, int]
     table_topics: frozenset[str]
     message_bytes_max: int
+    counted: frozenset[str] = frozenset()
+    """Topics whose partitions kafka.topics gives."""
+    differences: tuple[Difference, ...] = ()
+    """Between the topics and kafka.topics."""
+    compacted: tuple[Compacted, ...] = ()
+    """Tables some of whose events a compacted topic refuses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ compare row filters, the server makes a temporary table in a transaction that is
 
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, LiteralString, TypeVar
 
 import psycopg
@@ -30,10 +30,12 @@ from services.bridge.doctor.facts import (
 )
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.recovery.fit import unfit
+from services.bridge.sink.compaction import Compacted, refused_by_compaction
 from services.bridge.sink.options import MESSAGE_BYTES_MAX
 from services.bridge.sink.topic_configs import Configs
+from services.bridge.sink.topic_differences import differences
 from services.bridge.sink.topic_requirements import Topic
-from services.bridge.sink.topics import Topics
+from services.bridge.sink.topics import CLEANUP_POLICY, Topics
 from services.bridge.snapshot.row_reader import NotNow, shape_of
 from services.bridge.snapshot.standby import is_database_of
 from services.bridge.snapshot.standby_state import StandbyState, read_state, require_timeline
@@ -102,7 +104,7 @@ def gather(
                 error.sqlstate or "", message, "examine the primary", f"slot {source.slot}"
             ) from error
     try:
-        found: Kafka | None = _kafka(kafka, settings.shaping)
+        found: Kafka | None = _kafka(kafka, settings.shaping, primary)
     except SlotbridgeError as error:
         found = None
         unread.append(("Kafka's topics", str(error)))
@@ -255,7 +257,8 @@ def _against_settings(
 
 def _publication(connection: Connection, name: str) -> Publication | None:
     row = connection.execute(
-        "SELECT pubname::text, puballtables, pubupdate, pubdelete FROM pg_publication"
+        "SELECT pubname::text, puballtables, pubupdate, pubdelete, pubtruncate"
+        " FROM pg_publication"
         " WHERE pubname = %s",
         [name],
     ).fetchone()
@@ -306,7 +309,7 @@ def _published(url: str) -> int:
     return int(float(values[0]))
 
 
-def _kafka(settings: KafkaSettings, shaping: ShapingSettings) -> Kafka:
+def _kafka(settings: KafkaSettings, shaping: ShapingSettings, primary: Primary) -> Kafka:
     topics = Topics(settings, shaping)
     topics.refresh()
     written = topics.written()
@@ -316,15 +319,38 @@ def _kafka(settings: KafkaSettings, shaping: ShapingSettings) -> Kafka:
     configs = Configs(admin, settings)
     metadata = _asked(lambda: admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
     _asked(lambda: configs.describe(names))
+    found = tuple(
+        Topic(name, len(metadata[name].partitions[0].replicas), configs.known.get(name))
+        for name in names
+        if name in metadata and metadata[name].partitions
+    )
+    of_tables = frozenset(names) - topics.own()
+    compared = [(one, partitions[one.name]) for one in found if one.name in of_tables]
     return Kafka(
-        topics=tuple(
-            Topic(name, len(metadata[name].partitions[0].replicas), configs.known.get(name))
-            for name in names
-            if name in metadata and metadata[name].partitions
-        ),
+        topics=found,
         partitions=partitions,
-        table_topics=frozenset(names) - topics.own(),
+        table_topics=of_tables,
         message_bytes_max=int(settings.options.get("message.max.bytes", MESSAGE_BYTES_MAX)),
+        counted=frozenset(name for name in of_tables if settings.of_topic(name).partitions),
+        differences=tuple(differences(settings, compared)),
+        compacted=tuple(_compacted(settings, shaping, primary, configs.known)),
+    )
+
+
+def _compacted(
+    settings: KafkaSettings,
+    shaping: ShapingSettings,
+    primary: Primary,
+    configs: Mapping[str, Mapping[str, str]],
+) -> Iterator[Compacted]:
+    """Yield the tables some of whose events a topic refuses that is compacted, or would be."""
+    if primary.publication is None:
+        return
+    yield from refused_by_compaction(
+        ((one.schema, one.name, one.has_key) for one in primary.tables),
+        Naming(settings.topic_prefix, shaping),
+        lambda name: str(configs.get(name, settings.of_topic(name).config).get(CLEANUP_POLICY, "")),
+        truncates=primary.publication.truncates,
     )
 
 

@@ -6,6 +6,8 @@ from typing import Final
 from schemas.events import prepared_topic, progress_topic, schema_topic
 from services.bridge.doctor.facts import Facts, Kafka
 from services.bridge.doctor.finding import Finding, Severity
+from services.bridge.sink.compaction import DELETE
+from services.bridge.sink.topic_differences import grouped
 from services.bridge.sink.topic_requirements import command, lacks, named
 
 _REPLICAS: Final = "fewer than 3 replicas"
@@ -19,6 +21,8 @@ def topics(facts: Facts) -> Iterator[Finding]:
     yield from _of_the_guarantee(facts, facts.kafka)
     yield from _sizes(facts, facts.kafka)
     yield from _partitions(facts, facts.kafka)
+    yield from _as_settings(facts.kafka)
+    yield from _compacted(facts, facts.kafka)
 
 
 def _kept(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
@@ -87,7 +91,7 @@ def _sizes(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
 
 
 def _partitions(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
-    for name in sorted(kafka.table_topics):
+    for name in sorted(kafka.table_topics - kafka.counted):
         found = kafka.partitions.get(name, 0)
         if found < facts.partitions_wanted:
             yield Finding(
@@ -100,3 +104,28 @@ def _partitions(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
                 f"kafka-topics.sh --bootstrap-server {facts.servers} --alter --topic {name} "
                 f"--partitions {facts.partitions_wanted}; or set kafka.partitions: {found}",
             )
+
+
+def _as_settings(kafka: Kafka) -> Iterator[Finding]:
+    """Yield a finding for each way in which topics differ from kafka.topics."""
+    for (key, found, wanted), same in grouped(kafka.differences).items():
+        yield Finding(
+            "topic-differs",
+            Severity.WARNING,
+            f"topics {named([one.topic for one in same])}",
+            f"{key} = {found}, and kafka.topics says {wanted}",
+            "the bridge makes new topics as the settings say, and never changes an existing one",
+            same[0].change,
+        )
+
+
+def _compacted(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
+    for one in kafka.compacted:
+        yield Finding(
+            "topic-refuses-events",
+            Severity.WARNING if one.keyed else Severity.CRITICAL,
+            one.table,
+            one.evidence,
+            one.consequence,
+            one.change(command(facts.servers, one.topic, DELETE)),
+        )

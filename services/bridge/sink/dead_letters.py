@@ -21,7 +21,7 @@ from schemas.events import Content, DeadLetter, message_topic, own_topics
 from schemas.lsn import format_lsn
 from services.bridge.events.event import REASON_HEADER, Event
 from services.bridge.transactions.assembler import EventBatch
-from services.kafka.client import TopicRefused
+from services.kafka.client import INVALID_RECORD, TopicRefused
 
 Identity = tuple[str, str, int | bytes, int, bool]
 """(topic, table, commit_lsn, seq, whether it is a tombstone): several tables may have one topic.
@@ -250,11 +250,7 @@ def refusal(
         f"seq {event.seq}" if event.seq >= 0 else "",
         f"{record_bytes(event)} bytes",
     ]
-    hint = (
-        cause.hint
-        if cause is not None
-        else "raise max.message.bytes of the topic and message.max.bytes in kafka.options"
-    )
+    hint = cause.hint if cause is not None else _hint(event, reason)
     if avoidable:
         hint += (
             "; or set bridge.on_refused: dead_letter, which puts such records into <prefix>.dead"
@@ -267,6 +263,24 @@ def refusal(
         lsn=event.lsn or origin.commit_lsn,
         hint=hint,
         exit_code=cause.exit_code if cause is not None else ExitCode.RECORD_REFUSED,
+    )
+
+
+def _hint(event: Event, reason: str) -> str:
+    """Return how the broker would take the record; `reason`: what it says of it."""
+    if reason != INVALID_RECORD:
+        return "raise max.message.bytes of the topic and message.max.bytes in kafka.options"
+    if event.key is not None:
+        return "the broker's log names the check that the record fails (InvalidRecordException)"
+    delete = f"set cleanup.policy=delete on topic {event.topic}"
+    if event.broadcast:
+        return (
+            "a compacted topic takes no record without a key, as a TRUNCATE's is: leave it out by "
+            f"shaping.skip: {{{event.table}: [t]}}, or {delete}"
+        )
+    return (
+        f"a compacted topic takes no record without a key: {delete}, or give the table a key "
+        "(shaping.keys) for its later changes"
     )
 
 

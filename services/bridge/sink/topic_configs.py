@@ -15,6 +15,7 @@ from schemas.events import progress_topic
 from schemas.settings import KafkaSettings
 from services.bridge.sink.clocks import Clocks, check_clocks
 from services.bridge.sink.offsets import in_parts
+from services.bridge.sink.topic_differences import differences, grouped
 from services.bridge.sink.topic_requirements import Topic, command, lacks, named, refuse_unfit
 from services.kafka.records import REQUEST_TIMEOUT_S
 
@@ -29,6 +30,7 @@ class Configs:
 
     def __init__(self, admin: AdminClient, settings: KafkaSettings) -> None:
         self._admin = admin
+        self._settings = settings
         self._servers = settings.bootstrap_servers
         self._prefix = settings.topic_prefix
         self._known: dict[str, dict[str, str]] = {}
@@ -83,7 +85,28 @@ class Configs:
         refuse_unfit(self._topics, self._prefix, self._servers)
         for lack, names in lacks(self._topics, self._prefix).items():
             remedy = command(self._servers, names[0], lack.config) if lack.config else ""
-            _warn_once(lack.what, topics=named(names), **({"remedy": remedy} if remedy else {}))
+            _warn_once(
+                "topics are configured differently from what the guarantee needs",
+                lack=lack.what,
+                topics=named(names),
+                **({"remedy": remedy} if remedy else {}),
+            )
+
+    def compare(self, partitions: Mapping[str, int]) -> None:
+        """Warn where topics differ from `kafka.topics`; call `check` first.
+
+        `partitions`: topic of a table or outbox -> how many it has.
+        """
+        topics = ((one, partitions[one.name]) for one in self._topics if one.name in partitions)
+        for (key, found, wanted), same in grouped(differences(self._settings, topics)).items():
+            _warn_once(
+                "topics differ from kafka.topics: the bridge never changes an existing topic",
+                key=key,
+                found=found,
+                wanted=wanted,
+                topics=named([one.topic for one in same]),
+                remedy=same[0].change,
+            )
 
     def check_clocks(self, server_ms: int) -> None:
         """Raise SetupError, or warn, where clocks differ (`clocks`). `server_ms`: PostgreSQL's."""
@@ -114,6 +137,4 @@ def _warn_once(what: str, **told: str) -> None:
     text = f"{what} {told}"
     if text not in _TOLD:
         _TOLD.add(text)
-        logger.warning(
-            "topics are configured differently from what the guarantee needs", lack=what, **told
-        )
+        logger.warning(what, **told)

@@ -97,9 +97,12 @@ def new_config(
             "min.cleanable.dirty.ratio": "0.1",
             "delete.retention.ms": "3600000",
         }
-    for key, value in (given or {}).items():
-        config[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    return config
+    return config | {key: config_text(value) for key, value in (given or {}).items()}
+
+
+def config_text(value: str | int | float | bool) -> str:
+    """Return a value of the settings as Kafka has it in a topic's configuration."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def refuse_unfit(topics: Iterable[Topic], prefix: str, servers: str) -> None:

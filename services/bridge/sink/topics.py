@@ -32,6 +32,7 @@ from schemas.schema_events import SchemaEvent
 from schemas.settings import KafkaSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.failpoints import reach
+from services.bridge.sink.compaction import COMPACT
 from services.bridge.sink.leaders import leaderless, require_leaders
 from services.bridge.sink.offsets import Asked, Partition, answers, ask_ends, in_parts
 from services.bridge.sink.topic_configs import Configs
@@ -63,6 +64,7 @@ _OWN: Final = (
     *_OF_EVERY_BRIDGE,
     *(dead_topic, divergence_topic, snapshot_topic, recovery_topic),
 )
+CLEANUP_POLICY: Final = "cleanup.policy"
 _ATTEMPT_S: Final = 0.5
 _LOOK_S: Final = 0.05
 _NOTING_RECORDS_MAX: Final = 20_000  # about one record a second notes where partitions ended
@@ -95,8 +97,6 @@ class Topics:
         self.admin = make_client(AdminClient, options)
         self._partitions: dict[str, int] = {}
         self._replicas: dict[str, int] = {}
-        self._told: set[str] = set()
-        """Topics that have another number of partitions than the settings say."""
         self.brokers = 0
         self.leaderless: frozenset[Partition] = frozenset()
         self._configs = Configs(self.admin, settings)
@@ -121,6 +121,8 @@ class Topics:
                 )
         written = {name for name, _ in self.written()}
         self._configs.check((name, self._replicas.get(name, 0)) for name in sorted(written))
+        others = sorted(written - self.own())
+        self._configs.compare({name: self._partitions[name] for name in others})
 
     def check_clocks(self, server_ms: int) -> None:
         """Check the clocks as `Configs.check_clocks` does."""
@@ -134,20 +136,12 @@ class Topics:
     def partitions(self, topic: str) -> int:
         """Return the number of partitions of `topic`; create the topic if it is missing."""
         known = self._partitions.get(topic)
+        if known is not None:
+            return known
         given = self.settings.of_topic(topic)
-        if known is None:
-            partitions = given.partitions or self.settings.partitions
-            self._ensure(topic, partitions=partitions, compacted=False, given=given)
-            return self._partitions[topic]
-        if given.partitions not in (None, known) and topic not in self._told:
-            self._told.add(topic)
-            logger.warning(
-                "the topic has another number of partitions than the settings say",
-                topic=topic,
-                partitions=known,
-                settings=given.partitions,
-            )
-        return known
+        partitions = given.partitions or self.settings.partitions
+        self._ensure(topic, partitions=partitions, compacted=False, given=given)
+        return self._partitions[topic]
 
     def counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each of `topics` that is known to exist."""
@@ -188,6 +182,20 @@ class Topics:
     def config_of(self, topic: str) -> Mapping[str, str] | None:
         """Return a topic's configuration as it was at start, None where it may not be read."""
         return self._configs.known.get(topic)
+
+    def cleanup_policy(self, topic: str) -> str:
+        """Return the policy of a table's topic, as it was at start or will be made; "": unknown."""
+        given = self.settings.of_topic(topic).config
+        config = self.config_of(topic) if self.has(topic) else given
+        return str((config or {}).get(CLEANUP_POLICY, ""))
+
+    @property
+    def compacts(self) -> bool:
+        """Whether a table's topic is compacted, or would be made so."""
+        given = (one.config.get(CLEANUP_POLICY, "") for one in self.settings.topics.values())
+        own, known = self.own(), self._configs.known
+        there = (one.get(CLEANUP_POLICY, "") for name, one in known.items() if name not in own)
+        return any(COMPACT in str(policy) for policy in (*given, *there))
 
     def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
         """Return the last committed progress record of `slot`; see `services.kafka.records`."""
