@@ -47,7 +47,7 @@ class Bridge:
         program: Sequence[str | Path] = (),
         replication_factor: int | None = None,
         snapshot: dict[str, Any] | None = None,
-        formats: Mapping[str, str] | None = None,
+        formats: Mapping[str, Any] | None = None,
         registry: Mapping[str, Any] | None = None,
         claim_check: Mapping[str, Any] | None = None,
         **bridge: Any,

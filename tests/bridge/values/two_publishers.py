@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from psycopg import sql
 from services.testbed.debezium import Connector, Debezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
+from services.testbed.registry import Registry
 from services.testbed.users import server_user
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker
 
+Read = Callable[[bytes | str | None], Any]
 Tables = Mapping[str, Mapping[str, tuple[str | None, ...]]]
 OTHER_MODES = {
     "decimal_handling": "string",
@@ -110,11 +112,14 @@ def published(
     converters: Mapping[str, str] | None = None,
     transforms: Mapping[str, str] | None = None,
     shaping: dict[str, Any] | None = None,
+    registry: Registry | None = None,
+    read: Read | None = None,
 ) -> dict[str, Source]:
     """Mode -> what both have published: of `tables` (type -> texts), and of OTHERS.
 
     `formats`: settings of the bridge's section kafka; `shaping`: its section;
-    `converters`: Connect's properties; `transforms`: those of each connector.
+    `converters`: Connect's properties; `transforms`: those of each connector. `registry`: of both;
+    `read`: reads keys, values and headers, as JSON where it is not given.
     """
     folder.chmod(0o755)
     modes = {"default": (DEBEZIUM, WITHOUT_SPECIAL), "other": (OTHER_MODES, DEBEZIUM_OTHER_MODES)}
@@ -138,6 +143,7 @@ def published(
                 transaction_metadata=False,
                 formats=formats,
                 shaping=shaping,
+                registry={"url": registry.url} if registry else None,
                 **ours,
             )
             stack.callback(bridge.end)
@@ -153,11 +159,13 @@ def published(
             processes=processes,
             jvm_options=SHORT_LIVED,
             settings=converters,
+            jars=("debezium", "connect-avro") if registry else ("debezium",),
         )
         debezium.start()
         result = {
             mode: Source(
-                _read(kafka, f"d{name}{mode}", debezium.log), _read(kafka, f"{name}{mode}", None)
+                _read(kafka, f"d{name}{mode}", debezium.log, read or as_json),
+                _read(kafka, f"{name}{mode}", None, read or as_json),
             )
             for mode in modes
         }
@@ -201,7 +209,7 @@ def _make_topics(kafka: Broker, prefix: str) -> None:
         future.result(30)
 
 
-def _read(kafka: Broker, prefix: str, log: Path | None) -> dict[str, list[Record]]:
+def _read(kafka: Broker, prefix: str, log: Path | None, read: Read) -> dict[str, list[Record]]:
     """Everything of `prefix`, until the last row has come."""
     consumer = Consumer(
         {
@@ -223,10 +231,10 @@ def _read(kafka: Broker, prefix: str, log: Path | None) -> dict[str, list[Record
                 topic = str(message.topic()).removeprefix(f"{prefix}.")
                 found.setdefault(topic, []).append(
                     Record(
-                        _json(message.key()),
-                        _json(message.value()),
+                        read(message.key()),
+                        read(message.value()),
                         {
-                            name: _json(value)
+                            name: read(value)
                             for name, value in dict(message.headers() or []).items()
                         },
                     )
@@ -237,7 +245,8 @@ def _read(kafka: Broker, prefix: str, log: Path | None) -> dict[str, list[Record
     raise AssertionError(f"{prefix}: the last row has not come, {sorted(found)} have. {said}")
 
 
-def _json(data: bytes | str | None) -> Any:
+def as_json(data: bytes | str | None) -> Any:
+    """A text read as JSON where it is JSON; else as it is."""
     if not data:
         return None
     with contextlib.suppress(ValueError):
