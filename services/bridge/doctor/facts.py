@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from schemas.errors import SettingsError
 from services.bridge.pgoutput.messages import Relation
 from services.bridge.sink.compaction import Compacted
-from services.bridge.sink.topic_differences import Difference
+from services.bridge.sink.topic_differences import TopicDifference
 from services.bridge.sink.topic_requirements import Topic
 from services.bridge.source.publication_drift import PublicationDifference
 from services.postgres.partitions import Partition
@@ -103,7 +103,7 @@ class Kafka:
     message_bytes_max: int
     counted: frozenset[str] = frozenset()
     """Topics whose partitions kafka.topics gives."""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[TopicDifference, ...] = ()
     """Between the topics and kafka.topics."""
     compacted: tuple[Compacted, ...] = ()
     """Tables some of whose events a compacted topic refuses."""

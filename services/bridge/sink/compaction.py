@@ -23,13 +23,13 @@ class Compacted(NamedTuple):
 
     @property
     def evidence(self) -> str:
-        """What was seen."""
+        """The policy of the topic, and why an event does not have a key."""
         what = "TRUNCATE is published" if self.keyed else "the table does not have a key"
         return f"topic {self.topic} has cleanup.policy={COMPACT}, and {what}"
 
     @property
     def consequence(self) -> str:
-        """What comes of it."""
+        """How the bridge fares at such an event."""
         what = "a TRUNCATE of" if self.keyed else "each change of"
         return f"{what} {self.table} stops the bridge (41), or becomes a dead letter"
 

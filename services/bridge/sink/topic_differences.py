@@ -10,7 +10,7 @@ from schemas.kafka import KafkaSettings
 from services.bridge.sink.topic_requirements import BROKERS_DEFAULT, Topic, command, config_text
 
 
-class Difference(NamedTuple):
+class TopicDifference(NamedTuple):
     """One difference of a topic; `key`: as kafka.topics has it."""
 
     topic: str
@@ -22,7 +22,7 @@ class Difference(NamedTuple):
 
 def differences(
     settings: KafkaSettings, topics: Iterable[tuple[Topic, int]]
-) -> Iterator[Difference]:
+) -> Iterator[TopicDifference]:
     """Yield each difference of `topics` (with their partitions) from what the settings give."""
     for topic, partitions in topics:
         given = settings.of_topic(topic.name)
@@ -31,12 +31,12 @@ def differences(
             more = f"kafka-topics.sh {found} --partitions {given.partitions}"
             kept = f"set partitions: {partitions} in kafka.topics"
             fewer = int(given.partitions or 0) < partitions
-            yield Difference(
+            yield TopicDifference(
                 *(topic.name, "partitions", str(partitions), str(given.partitions)),
                 kept if fewer else f"{more} (which moves keys to others); or {kept}",
             )
         if given.replication_factor not in (None, BROKERS_DEFAULT, topic.replicas):
-            yield Difference(
+            yield TopicDifference(
                 *(topic.name, "replication_factor"),
                 *(str(topic.replicas), str(given.replication_factor)),
                 f"kafka-reassign-partitions.sh, with {given.replication_factor} replicas of each "
@@ -47,12 +47,12 @@ def differences(
             if is_now is not None and _parts(wanted) != _parts(is_now):
                 listed = f"[{wanted}]" if "," in wanted else wanted
                 change = command(settings.bootstrap_servers, topic.name, f"{key}={listed}")
-                yield Difference(topic.name, key, is_now, wanted, change)
+                yield TopicDifference(topic.name, key, is_now, wanted, change)
 
 
-def grouped(found: Iterable[Difference]) -> dict[tuple[str, str, str], list[Difference]]:
+def grouped(found: Iterable[TopicDifference]) -> dict[tuple[str, str, str], list[TopicDifference]]:
     """Return (key, found, wanted) -> the differences that are the same but for their topics."""
-    groups: dict[tuple[str, str, str], list[Difference]] = {}
+    groups: dict[tuple[str, str, str], list[TopicDifference]] = {}
     for one in found:
         groups.setdefault((one.key, one.found, one.wanted), []).append(one)
     return groups
