@@ -1,5 +1,7 @@
 """`python -m tests.bridge.adoption --rounds 50 [--seed 1] [--exactly-once]`: a killed Debezium.
 
+The load is pgbench: its own TPC-B transactions and scripts of ours (`pgbench_load`).
+
 A round is one connector with a database and a load of its own; several share a Kafka Connect, which
 is killed at random, and started and killed again. Prints a line for each round and the sums. Exit
 code 1 where a round failed, or lost or repeated an event from the adoption on.
@@ -23,6 +25,8 @@ from tests.bridge.adoption.load import Compared
 from tests.providers.memory import roomy_memory
 
 AT_ONCE = 5
+LIMIT_S = 300.0
+"""How long one run of `adopt` may take."""
 
 
 def main(
@@ -34,16 +38,21 @@ def main(
     flat: Annotated[
         bool, typer.Option("--flat", help="Each second connector makes flat rows.")
     ] = False,
+    pgbench: Annotated[
+        bool, typer.Option(help="pgbench is the load, else threads of this process.")
+    ] = True,
 ) -> None:
     """Run them on servers of their own."""
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-adoption-", dir=roomy_memory()))
     folder.chmod(0o755)
-    sums, done, failed, left_out = Compared(), 0, 0, 0
+    sums, done, failed, left_out, killed = Compared(), 0, 0, 0, 0
     with Bed(folder / "bed", lazy=True, synchronous=False) as bed:
         bed.start("kafka", "pair")
         while done < rounds:
             count = min(AT_ONCE, rounds - done)
-            for found, skipped in _rounds(bed, folder, seed, count, exactly_once, flat):
+            outcomes, kills = _rounds(bed, folder, seed, count, exactly_once, flat, pgbench)
+            killed += kills
+            for found, skipped in outcomes:
                 done += 1
                 if found is None:
                     failed += 1
@@ -51,25 +60,26 @@ def main(
                     sums += found
                     left_out += skipped
             seed += 1
-            sys.stdout.write(f"{done} rounds, {failed} failed: {_line(sums)}\n")
+            sys.stdout.write(
+                f"{done} rounds, {failed} failed, {killed} kills of Kafka Connect: {_line(sums)}; "
+                f"{left_out} records were left out\n"
+            )
             sys.stdout.flush()
     shutil.rmtree(folder)
-    sys.stdout.write(
-        f"{done} rounds, {failed} failed: {_line(sums)}; {left_out} records were left out\n"
-    )
     raise SystemExit(int(bool(failed or sums.lost or sums.twice or sums.wrong)))
 
 
 def _line(one: Compared) -> str:
     return (
-        f"lost {one.lost}, twice {one.twice}, wrong {one.wrong}; "
+        f"lost {one.lost}, twice {one.twice}, wrong {one.wrong}; {one.transactions} transactions, "
         f"{one.theirs} events of Debezium, {one.ours} of the bridge"
     )
 
 
 def _rounds(
-    bed: Bed, folder: Path, seed: int, count: int, exactly_once: bool, flat: bool
-) -> list[tuple[Compared | None, int]]:
+    bed: Bed, folder: Path, seed: int, count: int, exactly_once: bool, flat: bool, pgbench: bool
+) -> tuple[list[tuple[Compared | None, int]], int]:
+    """Return what each round found and left out, and how often their Kafka Connect was killed."""
     rng = random.Random(seed)
     found: list[tuple[Compared | None, int]] = []
     place = folder / f"connect{seed}"
@@ -77,12 +87,13 @@ def _rounds(
         *(bed.primary, bed.kafka, place, bed.processes, rng, count),
         exactly_once=exactly_once,
         flat=count // 2 if flat else 0,
+        pgbench=pgbench,
     ) as (debezium, taken):
         try:
             kills = kill_at_random(debezium, taken, rng, seed)
         except Exception:
             sys.stdout.write(f"seed {seed}: {traceback.format_exc()}\n")
-            return [(None, 0)] * count
+            return [(None, 0)] * count, 0
         for number, one in enumerate(taken):
             began = time.monotonic()
             try:
@@ -101,14 +112,14 @@ def _rounds(
             for fault in outcome.faults[:5]:
                 sys.stdout.write(f"    {fault}\n")
             sys.stdout.flush()
-    return found
+    return found, kills
 
 
 def _round(one: Taken) -> tuple[Compared, dict[str, dict[str, int]]]:
     assert one.load is not None
-    one.load.goes_on.set()
+    one.load.go()
     one.translate()
-    done = one.adopt()
+    done = one.adopt(limit_s=LIMIT_S)
     assert done.returncode == 0, done.stderr + done.stdout
     one.new_bridge().streaming()
     one.load.more(50)

@@ -21,7 +21,9 @@ from psycopg.conninfo import conninfo_to_dict
 from services.testbed.debezium import Connector, Debezium, DistributedDebezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
+from tests.bridge.adoption import pgbench_load
 from tests.bridge.adoption.load import SETUP, Compared, Load, compare
+from tests.bridge.adoption.pgbench_load import PgbenchLoad
 from tests.bridge.running import Bridge
 from tests.providers.databases import REMOVED, connect, create, origins
 from tests.providers.interface import Broker, Server
@@ -45,7 +47,9 @@ class Taken:
     broker: Broker
     folder: Path
     connector: Connector
-    load: Load | None = None
+    load: Load | PgbenchLoad | None = None
+    pgbench: bool = False
+    """Whether its load is pgbench."""
     worker: Path = Path()
     """The folder of its Kafka Connect."""
     bridge: Bridge | None = None
@@ -64,6 +68,14 @@ class Taken:
     def config(self) -> Path:
         """The bridge's settings, translated from the connector's."""
         return self.folder / f"{self.prefix}.yaml"
+
+    def new_load(self, seed: int) -> Load | PgbenchLoad:
+        """Make the load, which does not work yet."""
+        if self.pgbench:
+            self.load = PgbenchLoad(self.conninfo, seed, self.folder)
+        else:
+            self.load = Load(self.conninfo, seed)
+        return self.load
 
     def connector_file(self) -> Path:
         """What Connect's REST interface would answer."""
@@ -86,10 +98,12 @@ class Taken:
         document["bridge"]["spool_folder"] = str(self.folder)
         self.config.write_text(yaml.safe_dump(document))
 
-    def adopt(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def adopt(
+        self, *options: str, limit_s: float = 900.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run `slotbridge adopt` to its end; yes to all."""
         given = ["--config", str(self.config), "--yes", "--json", *options]
-        return run("adopt", *self.arguments(), *given, **environment)
+        return run("adopt", *self.arguments(), *given, limit_s=limit_s, **environment)
 
     def release(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `slotbridge release` to its end."""
@@ -144,7 +158,9 @@ def _dropped(connection: psycopg.Connection[Any], dbname: str) -> bool:
     return True
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, limit_s: float = 900.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run the program `slotbridge`."""
     return subprocess.run(
         [PROGRAM, *arguments],
@@ -152,7 +168,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         text=True,
         check=False,
         env={**os.environ, **environment},
-        timeout=900,
+        timeout=limit_s,
     )
 
 
@@ -167,11 +183,12 @@ def connectors(
     *,
     exactly_once: bool = False,
     flat: int = 0,
+    pgbench: bool = False,
 ) -> Iterator[tuple[Debezium, list[Taken]]]:
     """`count` connectors in one worker that is not started yet, each with a database.
 
     `exactly_once`: a distributed worker, whose producers are transactional. `flat`: how many, the
-    last ones, have the transformation that makes flat rows.
+    last ones, have the transformation that makes flat rows. `pgbench`: is their load.
     """
     made: list[Taken] = []
     folder.mkdir(exist_ok=True)
@@ -182,6 +199,9 @@ def connectors(
         conninfo = server.conninfo(name)
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(SETUP.encode())
+        if pgbench:
+            pgbench_load.make_tables(server, name)
+        with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [f"s_{name}"]
             )
@@ -193,7 +213,7 @@ def connectors(
             **(UNWRAP if number >= count - flat else {}),
         }
         one = Connector(f"c{number}-{name}", conninfo, f"s_{name}", "pub", name, given)
-        made.append(Taken(server, broker, folder, one))
+        made.append(Taken(server, broker, folder, one, pgbench=pgbench))
     kind = DistributedDebezium if exactly_once else Debezium
     debezium = kind(
         folder / f"connect-{os.urandom(4).hex()}",
@@ -216,14 +236,12 @@ def connectors(
 
 def kill_at_random(debezium: Debezium, taken: list[Taken], rng: random.Random, seed: int) -> int:
     """Start it under load and kill it, once or several times; return how often."""
-    loads = [Load(one.conninfo, seed * 100 + number) for number, one in enumerate(taken)]
-    for one, load in zip(taken, loads, strict=True):
-        one.load = load
+    loads = [one.new_load(seed * 100 + number) for number, one in enumerate(taken)]
     kills = rng.choice((1, 1, 2, 3))
     for number in range(kills):
         debezium.start(timeout_s=300)
         for load in loads:
-            load.goes_on.set()
+            load.go()
         if number == 0:
             for one in taken:
                 eventually(partial(_has_events, one), what="Debezium's events", timeout_s=60)
@@ -231,7 +249,7 @@ def kill_at_random(debezium: Debezium, taken: list[Taken], rng: random.Random, s
         debezium.kill()
         time.sleep(rng.choice((0.0, 0.5)))
         for load in loads:
-            load.goes_on.clear()
+            load.pause()
     for one in taken:
         eventually(partial(_free, one), what="the slot is free", timeout_s=60)
     return kills

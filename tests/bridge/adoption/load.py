@@ -4,8 +4,9 @@ import json
 import random
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import psycopg
 
@@ -24,31 +25,47 @@ SETUP = """
     CREATE FUNCTION told() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE
         x bigint := txid_current() % 4294967296;
-        was text := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) ->> 'id' END;
-        now text := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) ->> 'id' END;
+        was text := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) ->> TG_ARGV[0] END;
+        now text := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) ->> TG_ARGV[0] END;
     BEGIN
         IF TG_OP = 'DELETE' OR was <> now THEN
             INSERT INTO truth (tbl, key, op, txid) VALUES (TG_TABLE_NAME, was, 'd', x);
         END IF;
         IF TG_OP <> 'DELETE' THEN
             INSERT INTO truth (tbl, key, op, txid, version) VALUES (
-                TG_TABLE_NAME, now, CASE WHEN was = now THEN 'u' ELSE 'c' END, x, NEW.version);
+                TG_TABLE_NAME, now, CASE WHEN was = now THEN 'u' ELSE 'c' END, x,
+                (to_jsonb(NEW) ->> TG_ARGV[1])::bigint);
         END IF;
         RETURN NULL;
     END $$;
     CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE ON counters
-        FOR EACH ROW EXECUTE FUNCTION told();
+        FOR EACH ROW EXECUTE FUNCTION told('id', 'version');
     CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE ON moved
-        FOR EACH ROW EXECUTE FUNCTION told();
+        FOR EACH ROW EXECUTE FUNCTION told('id', 'version');
     CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE ON batch
-        FOR EACH ROW EXECUTE FUNCTION told();
+        FOR EACH ROW EXECUTE FUNCTION told('id', 'version');
+    CREATE TRIGGER told AFTER INSERT ON log
+        FOR EACH ROW EXECUTE FUNCTION told('version', 'version');
     CREATE TABLE last (id int PRIMARY KEY, version bigint);
     CREATE PUBLICATION pub FOR TABLE counters, moved, batch, log, last;
 """
 TABLES = ("counters", "moved", "batch", "log")
-KEYED = ("counters", "moved", "batch")
+PGBENCH_KEYS = {
+    "pgbench_accounts": ("aid", "abalance"),
+    "pgbench_branches": ("bid", "bbalance"),
+    "pgbench_tellers": ("tid", "tbalance"),
+}
+"""pgbench's tables with a key: the columns of the key, and of what each change changes."""
+HISTORY = "pgbench_history"
+KEYLESS = {"log": "version", HISTORY: "delta"}
+"""Tables without a key, and a column: each of their changes differs by it or by its transaction."""
+KEYED = {**dict.fromkeys(("counters", "moved", "batch"), ("id", "version")), **PGBENCH_KEYS}
 _KEYS = 40
 _VERSION = "nextval('versions')"
+
+
+Decode = Callable[[bytes, str, Literal["key", "value"]], Any]
+"""A record's key or value of a topic -> its document."""
 
 
 class Load:
@@ -67,6 +84,14 @@ class Load:
         for thread in self._threads:
             thread.daemon = True
             thread.start()
+
+    def go(self) -> None:
+        """Let the clients work."""
+        self.goes_on.set()
+
+    def pause(self) -> None:
+        """Let each client end its transaction, and wait."""
+        self.goes_on.clear()
 
     def more(self, count: int) -> None:
         """Wait until `count` more transactions are committed."""
@@ -144,6 +169,10 @@ def _large(connection: psycopg.Connection[Any], rng: random.Random) -> None:
         )
 
 
+def _plain_json(data: bytes, _topic: str, _part: str) -> Any:
+    return json.loads(data)
+
+
 class Change(NamedTuple):
     """A change of a key; no version of a delete, whose old row the server does not send."""
 
@@ -162,16 +191,21 @@ class Compared:
     """Out of order, or never written."""
     theirs: int = 0
     ours: int = 0
+    transactions: int = 0
+    """That the database has committed."""
     faults: list[str] = field(default_factory=list)
 
     def __add__(self, other: "Compared") -> "Compared":
         return Compared(
             *(self.lost + other.lost, self.twice + other.twice, self.wrong + other.wrong),
-            *(self.theirs + other.theirs, self.ours + other.ours, self.faults + other.faults),
+            *(self.theirs + other.theirs, self.ours + other.ours),
+            *(self.transactions + other.transactions, self.faults + other.faults),
         )
 
 
-def compare(conninfo: str, bootstrap_servers: str, prefix: str) -> Compared:
+def compare(
+    conninfo: str, bootstrap_servers: str, prefix: str, decode: Decode = _plain_json
+) -> Compared:
     """Compare the topics with what the database says that it has done.
 
     What Debezium has written behind the bridge, after a release, counts as the bridge's.
@@ -182,45 +216,67 @@ def compare(conninfo: str, bootstrap_servers: str, prefix: str) -> Compared:
             "SELECT tbl, key, op, txid, version FROM truth ORDER BY n"
         ):
             truth[table, key].append(Change(*change))
-        logged = {version for (version,) in connection.execute("SELECT version FROM log")}
-    found = Compared()
-    for table in KEYED:
-        events = _by_key(bootstrap_servers, f"{prefix}.public.{table}")
+        tables = {name for (name,) in connection.execute("SELECT tablename FROM pg_tables")}
+    topics = _Topics(bootstrap_servers, f"{prefix}.public.", decode)
+    found = Compared(transactions=len({one.txid for of_key in truth.values() for one in of_key}))
+    for table in KEYED.keys() & tables:
+        events = _by_key(topics, table)
         for key in events.keys() | {key for of, key in truth if of == table}:
             _compare_key(found, f"{table} {key}", truth[table, key], events.get(key, []))
-    _compare_log(found, bootstrap_servers, f"{prefix}.public.log", logged)
+    for table in {*KEYLESS} & tables:
+        written = Counter(one for (of, _), all_of in truth.items() if of == table for one in all_of)
+        _compare_keyless(found, topics, table, written)
     return found
 
 
-def _by_key(bootstrap_servers: str, topic: str) -> dict[str, list[tuple[Change, bool]]]:
+class _Topics(NamedTuple):
+    """Where the records of tables are, and how they are read."""
+
+    bootstrap_servers: str
+    start: str
+    decode: Decode
+
+    def records(self, table: str) -> Iterator[tuple[int, Any, Any]]:
+        """Yield partition, key, value of what a consumer sees, all decoded."""
+        topic = self.start + table
+        for partition, key, value in committed(self.bootstrap_servers, topic):
+            yield (
+                partition,
+                None if key is None else self.decode(key, topic, "key"),
+                None if value is None else self.decode(value, topic, "value"),
+            )
+
+
+def _by_key(topics: _Topics, table: str) -> dict[str, list[tuple[Change, bool]]]:
     """Key -> its events in order, and whether each is the bridge's; tombstones are checked."""
     found: dict[str, list[tuple[Change, bool]]] = defaultdict(list)
     untold: set[str] = set()
     places: dict[str, int] = {}
-    for partition, key, value in committed(bootstrap_servers, topic):
-        assert key is not None
-        name = str(json.loads(key)["id"])
-        assert places.setdefault(name, partition) == partition, f"{topic} {name}: in two partitions"
+    for partition, key, value in topics.records(table):
+        name = str(key[KEYED[table][0]])
+        assert places.setdefault(name, partition) == partition, f"{table} {name}: in two partitions"
         if value is None:
             untold.discard(name)
             continue
-        change, is_ours = _change_of(json.loads(value))
+        change, is_ours = _change_of(value, KEYED[table][1])
         if is_ours:
-            assert name not in untold or change.op == "d", f"{topic} {name}: no tombstone"
+            assert name not in untold or change.op == "d", f"{table} {name}: no tombstone"
         (untold.add if change.op == "d" else untold.discard)(name)
         is_ours = is_ours or any(ours for _, ours in found[name])
         found[name].append((change, is_ours))
-    assert not untold, f"{topic}: no tombstone of {sorted(untold)[:5]}"
+    assert not untold, f"{table}: no tombstone of {sorted(untold)[:5]}"
     return found
 
 
-def _change_of(event: dict[str, Any]) -> tuple[Change, bool]:
+def _change_of(event: dict[str, Any], column: str) -> tuple[Change, bool]:
     """What an event or a flat row tells, and whether it is the bridge's."""
     if "__op" in event:
-        version = None if event["__op"] == "d" else event["version"]
-        return Change(event["__op"], event["__txId"], version), "__commit_lsn" in event
-    version = (event["after"] or {}).get("version")
-    return Change(event["op"], event["source"]["txId"], version), "commit_lsn" in event["source"]
+        version = None if event["__op"] == "d" else event[column]
+        is_ours = event.get("__commit_lsn") is not None
+        return Change(event["__op"], event["__txId"], version), is_ours
+    version = (event["after"] or {}).get(column)
+    source = event["source"]
+    return Change(event["op"], source["txId"], version), source.get("commit_lsn") is not None
 
 
 def _compare_key(
@@ -245,23 +301,23 @@ def _compare_key(
     found.faults.append(f"{name}: behind {theirs[-1:]}: {ours[:4]} instead of {expected[:4]}")
 
 
-def _compare_log(found: Compared, bootstrap_servers: str, topic: str, logged: set[int]) -> None:
+def _compare_keyless(
+    found: Compared, topics: _Topics, table: str, written: Counter[Change]
+) -> None:
     """A table without a key: each row once, over both."""
-    theirs, ours = set(), Counter[int]()
-    for _partition, _key, value in committed(bootstrap_servers, topic):
-        change, is_ours = _change_of(json.loads(value or b"null"))
-        version = change.version
-        assert version is not None
+    theirs, ours = set[Change](), Counter[Change]()
+    for _partition, _key, value in topics.records(table):
+        change, is_ours = _change_of(value, KEYLESS[table])
         if is_ours:
-            ours[version] += 1
+            ours[change] += 1
         else:
             found.theirs += 1
-            theirs.add(version)
+            theirs.add(change)
     found.ours += ours.total()
-    lost = logged - theirs - ours.keys()
-    twice = sum(count - 1 + (version in theirs) for version, count in ours.items())
+    lost = written.keys() - theirs - ours.keys()
+    twice = sum(count - 1 + (change in theirs) for change, count in ours.items())
     found.lost += len(lost)
     found.twice += twice
-    found.wrong += len((theirs | ours.keys()) - logged)
+    found.wrong += len((theirs | ours.keys()) - written.keys())
     if lost or twice:
-        found.faults.append(f"{topic}: {len(lost)} lost, {twice} twice")
+        found.faults.append(f"{table}: {len(lost)} lost, {twice} twice")

@@ -59,7 +59,7 @@ def killed(
 def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path) -> None:
     one, *_ = killed
     assert one.load is not None
-    one.load.goes_on.set()
+    one.load.go()
     for step in OF_AN_ADOPTION:
         done = one.adopt(**{VARIABLE: f"{step}:1"})
         assert done.returncode == KILLED, (step, done.returncode, done.stderr)
@@ -202,7 +202,7 @@ def test_adopt_refuses_before_it_changes_anything(killed: list[Taken]) -> None:
 def test_adopt_continues_topics_of_flat_rows(killed: list[Taken]) -> None:
     *_, one = killed
     assert one.load is not None
-    one.load.goes_on.set()
+    one.load.go()
     done = one.adopt()
     assert done.returncode == 0, done.stderr
     assert sum(json.loads(done.stdout)["left_out"].values()) > 0
@@ -250,7 +250,7 @@ def test_adopt_names_the_records_of_a_running_debezium(killed: list[Taken]) -> N
     """Before the events are sent: refused; afterwards: named."""
     _, _, one, _ = killed
     assert one.load is not None
-    one.load.goes_on.clear()
+    one.load.pause()
     adopting = _stopped_at(one, "adopt planned")
     _send_late(one)
     adopting.send_signal(signal.SIGCONT)
