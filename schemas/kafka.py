@@ -50,6 +50,10 @@ class KafkaSettings(BaseModel):
     """How values of tables' records are written. `json_schema_envelope`: with their schema, as
     Connect's JsonConverter with schemas.enable=true; `json_schema`, `avro`, `protobuf`: with a
     schema registry (section `registry`). `slottables` reads only `json`."""
+    key_bytes: Literal["own", "connect"] = "own"
+    """`connect`: for topics taken over from Debezium whose keys have schemas (docs/ADOPT.md). A key
+    has the bytes that Kafka Connect gives it, with the schema, or its id in the registry, that the
+    topic's last key has; these bytes choose a row's partition. `slotbridge adopt` sets it."""
     cloudevents: Literal["binary", "structured"] | None = None
     """Make CloudEvents of tables' records: `binary` puts the attributes into headers and leaves the
     values, `structured` puts attributes and JSON into one document, which `slottables` does not
@@ -64,6 +68,13 @@ class KafkaSettings(BaseModel):
             raise ValueError("cloudevents: structured needs value_format: json; or take binary")
         if self.cloudevents and self.value_format == "json_schema":
             raise ValueError("cloudevents has no media type for values in json_schema")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_with_schemas(self) -> "KafkaSettings":
+        """Refuse keys whose bytes Kafka Connect does not choose."""
+        if self.key_bytes == "connect" and self.key_format not in ("json_schema_envelope", "avro"):
+            raise ValueError("key_bytes: connect is for keys in json_schema_envelope or avro")
         return self
 
     def of_topic(self, topic: str) -> TopicSettings:

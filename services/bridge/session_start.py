@@ -47,6 +47,7 @@ from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
 from services.bridge.sink.cloud_events import events_of
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.group_commit import GroupCommit
+from services.bridge.sink.last_keys import last_key
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.progress import Owner
@@ -303,7 +304,10 @@ class _Opening:
         encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
         relations = Relations(
             *(self._prefix, primary, topics.shapes(), shaping, encoders),
-            Formats(self._kafka, shaping.naming, encoders, registry, self._waiting),
+            Formats(
+                *(self._kafka, shaping.naming, encoders, registry, self._waiting),
+                last_key=partial(last_key, topics),
+            ),
             deposit=None if self._claim_checks is None else self._claim_checks.deposit,
             while_waiting=self._waiting,
         )

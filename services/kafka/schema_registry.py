@@ -28,7 +28,8 @@ logger = structlog.get_logger(__name__)
 
 _ATTEMPT_S: Final = 5
 _PAUSE_S: Final = 0.5
-_UNAUTHORIZED, _FORBIDDEN, _CONFLICT, _INVALID = 401, 403, 409, 422
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
+_CONFLICT, _INVALID = 409, 422
 _PASSING: Final = (408, 429)
 _TRANSITIVE: Final = "_TRANSITIVE"
 _SERVER_ERROR: Final = 500
@@ -44,6 +45,7 @@ class SchemaRegistry:
         self._settings = settings
         self._made: SchemaRegistryClient | None = None
         self._ids: dict[tuple[str, str], int] = {}
+        self._texts: dict[int, str] = {}
 
     def close(self) -> None:
         """Close the connections to the registry."""
@@ -98,6 +100,40 @@ class SchemaRegistry:
                 self._ids[subject, schema] = found
                 logger.info("schema registered", subject=subject, id=found)
                 return found
+
+    def schema(self, schema_id: int, while_waiting: Callable[[], None] = lambda: None) -> str:
+        """Return the schema with this id, which never changes.
+
+        Raise Retryable where the registry does not answer, SetupError where it lacks the id.
+        """
+        if schema_id not in self._texts:
+            while_waiting()
+            with self._explained("read a schema", f"id {schema_id}"):
+                self._texts[schema_id] = str(self._client.get_schema(schema_id).schema_str)
+        return self._texts[schema_id]
+
+    def look(self, subject: str, schema: str, kind: str) -> int | None:
+        """Return the id of a schema under `subject`, None where it can be registered there.
+
+        Change nothing. Raise as `register`.
+        """
+        from confluent_kafka.schema_registry import Schema, SchemaRegistryError
+
+        made = Schema(schema, kind)
+        with self._explained("look a schema up", subject):
+            try:
+                return int(self._client.lookup_schema(subject, made).schema_id or 0)
+            except SchemaRegistryError as error:
+                if error.http_status_code != _NOT_FOUND:
+                    raise
+            try:
+                if self._client.test_compatibility_all_versions(subject, made):
+                    return None
+            except SchemaRegistryError as error:
+                if error.http_status_code == _NOT_FOUND:  # nothing to be compatible with
+                    return None
+                raise
+            raise SchemaRegistryError(_CONFLICT, 0, "as the subject's rule of compatibility says")
 
     def _register(self, subject: str, schema: str, kind: str) -> int:
         from confluent_kafka.schema_registry import Schema

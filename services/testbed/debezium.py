@@ -128,7 +128,7 @@ class Debezium:
         slot is not in use within `timeout_s` seconds.
         """
         worker = self.launch()
-        procfs.wait_until(
+        streaming = procfs.wait_until(
             lambda: worker.poll() is not None or self._streaming(), timeout_s=timeout_s
         )
         if worker.poll() is not None:
@@ -139,7 +139,7 @@ class Debezium:
                 hint=f"read {self.log}",
                 exit_code=ExitCode.PROGRAM_MISSING,
             )
-        if not self._streaming():
+        if not streaming:  # a connector that looks for its offset in the WAL connects once more
             self.kill()
             raise Retryable(
                 f"not all slots are in use after {timeout_s:.0f} s: {self._reason()}",

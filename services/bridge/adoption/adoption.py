@@ -13,7 +13,6 @@ slot: it is run again. Killed after it, the bridge goes on.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -26,11 +25,14 @@ from schemas.events import ProgressRecord, transaction_topic
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from services.bridge.adoption.connector import Connector
+from services.bridge.adoption.decoding import Decode, decode_json, decoder
 from services.bridge.adoption.forms import unlike
 from services.bridge.adoption.last_records import OPERATION, Beyond, Tails, Transaction
 from services.bridge.adoption.lists import of_other_case
 from services.bridge.adoption.offsets import Offset
-from services.bridge.adoption.overlap import LeftOut, OverlapAssembler, OverlapEnvelope
+from services.bridge.adoption.overlap import LeftOut
+from services.bridge.adoption.overlap_batches import OverlapBatches
+from services.bridge.adoption.registry_look import RegistryLook
 from services.bridge.adoption.slot_reader import SlotReader
 from services.bridge.adoption.tails import (
     await_stable,
@@ -40,11 +42,8 @@ from services.bridge.adoption.tails import (
     require_unchanged,
     table_partitions,
 )
-from services.bridge.events.formats.table_format import Formats, encoders_for
-from services.bridge.events.relations import Relations
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
-from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.hanging_transactions import require_told
 from services.bridge.recovery.placement import placement_of, with_keyless_spread
@@ -60,6 +59,7 @@ from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.transactions.assembler import EventBatch
 from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.schema_registry import SchemaRegistry
 from services.postgres.slots import Slot
 
 logger = structlog.get_logger(__name__)
@@ -110,7 +110,10 @@ class Adoption:
         connector: Connector,
         offset: Offset | None,
         margin_ms: int,
+        registry: SchemaRegistry | None = None,
     ) -> None:
+        self._registry = registry
+        self._look = None if registry is None else RegistryLook(registry)
         self._source = require(settings.source, "source")
         self._kafka = require(settings.kafka, "kafka")
         longest_ms = max(KAFKA_DEADLINE_MS, settings.bridge.transaction_timeout_ms)
@@ -125,6 +128,7 @@ class Adoption:
         self._placement = placement_of(settings.shaping, self._bridge, self._kafka)
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._reading = SlotReader(primary, self._source, self._bridge)
+        self._batches = OverlapBatches(settings, primary, topics, self._shaping, self._reading)
         self._producer = TransactionalProducer(
             *(self._kafka, self._bridge, topics, self._source.slot, Refused()),
             on_disturbance=partial(require_told, topics, self._source.slot, lambda: None),
@@ -149,12 +153,13 @@ class Adoption:
         ends = ends_of(self._topics, partitions)
         since_ms = min(first_us, now_us) // 1000 - self._margin_ms
         prefix = self._connector.prefix
-        tails = read_tails(self._topics, ends, since_ms, prefix, self._margin_ms)
+        tails = Tails(prefix, self._margin_ms, self._decode())
+        read_tails(self._topics, ends, since_ms, tails)
         self._require_same_forms(tails)
         complete_lsn = self._complete_lsn()
         beyond = tails.beyond(slot_lsn, transactions, messages, complete_lsn)
-        left_out = LeftOut(beyond, transactions, complete_lsn)
-        for _ in self._batches(slot_lsn, beyond.end_lsn, left_out):
+        left_out = LeftOut(beyond, transactions, complete_lsn, self._decode())
+        for _ in self._batches.between(slot_lsn, beyond.end_lsn, left_out, self._look):
             pass
         left_out.finish()
         return AdoptionPlan(
@@ -173,9 +178,10 @@ class Adoption:
         require_unchanged(self._topics, plan.ends)
         self._make_failover(plan)
         reach("adopt failover")
-        left_out = LeftOut(plan.beyond, plan.transactions, self._complete_lsn())
+        complete_lsn = self._complete_lsn()
+        left_out = LeftOut(plan.beyond, plan.transactions, complete_lsn, self._decode())
         last: EventBatch | None = None
-        for batch in self._batches(plan.slot_lsn, plan.end_lsn, left_out):
+        for batch in self._batches.between(plan.slot_lsn, plan.end_lsn, left_out, self._registry):
             if batch.events:
                 producer.send(batch.events, Origins(batch))
             last = batch if batch.stamp is not None else last
@@ -190,7 +196,7 @@ class Adoption:
         logger.info(
             "adopted: start the bridge", slot=self._source.slot, lsn=format_lsn(position.end_lsn)
         )
-        return late_records(self._topics, plan.ends, self._connector.prefix)
+        return late_records(self._topics, plan.ends, self._connector.prefix, self._decode())
 
     def _slot(self) -> tuple[int, Slot]:
         """Return where the slot is confirmed. Raise OperatorNeeded where it can't be taken over."""
@@ -269,12 +275,23 @@ class Adoption:
     def _require_same_forms(self, tails: Tails) -> None:
         """Raise OperatorNeeded where the bridge would write other keys, or in another format."""
         tables = self._primary.published_tables()
-        found = [*unlike(tails.samples, tables, self._shaping.naming, self._kafka)]
+        naming, decode = self._shaping.naming, self._decode()
+        found = [*unlike(tails.samples, tables, naming, self._kafka, decode)]
         if found:
             raise self._refused(
                 f"Debezium writes these topics otherwise: {'; '.join(found[:_NAMED])}",
                 "name Debezium's key in shaping.keys, or correct the format; a key whose order is "
                 "not that of the table's columns has no counterpart",
+            )
+        if self._kafka.key_bytes == "own" and self._look is None:
+            return
+        moved = [*self._batches.other_keys(self._look)]
+        if moved:
+            raise self._refused(
+                f"the last key has another schema than the keys that would follow, in topics "
+                f"{', '.join(moved[:_NAMED])}: rows would go on under other keys",
+                "was the key altered meanwhile? Let Debezium write a record of the table, stop it, "
+                "and run this again; else begin anew with another prefix",
             )
 
     def _own_topics(self) -> set[str]:
@@ -283,34 +300,8 @@ class Adoption:
     def _complete_lsn(self) -> int:
         return self._offset.commit_lsn if self._offset is not None else 0
 
-    def _batches(self, slot_lsn: int, end_lsn: int, left_out: LeftOut) -> Iterator[EventBatch]:
-        """Yield what Kafka lacks of the changes that commit in [slot_lsn, end_lsn)."""
-        if end_lsn <= slot_lsn:
-            return
-        encoders = encoders_for(self._kafka)(
-            self._bridge, money_digits=self._primary.money_digits()
-        )
-        relations = Relations(
-            *(self._topics.prefix, self._primary, self._topics.shapes(), self._shaping, encoders),
-            Formats(self._kafka, self._shaping.naming, encoders, None, lambda: None),
-        )
-        envelope = OverlapEnvelope(
-            *(self._topics.prefix, self._primary.server.database, self._primary.server.timeline),
-            relations.describe,
-            tombstones=self._bridge.tombstones,
-            transaction_metadata=self._bridge.transaction_metadata,
-            encoders=encoders,
-            flat=self._shaping_settings.flat,
-            outbox_messages=self._shaping.outbox_messages,
-        )
-        assembler = OverlapAssembler(
-            *(envelope, Position(0, slot_lsn, 0), self._bridge.transaction_bytes_max, left_out)
-        )
-        decoder, now_us = Decoder(), time.time_ns() // 1000
-        for lsn, payload in self._reading.messages(slot_lsn, end_lsn):
-            batch = assembler.take(decoder, payload, lsn, now_us)
-            if batch is not None:
-                yield batch
+    def _decode(self) -> Decode:
+        return decode_json if self._look is None else decoder(self._look.schema)
 
     def fence(self) -> None:
         """End open transactions of Debezium's transactional producer and of a killed run.

@@ -6,24 +6,23 @@ a row would go on under another key, in another partition. The topic's last reco
 the reason is. Source: PgOutputMessageDecoder.handleRelationMessage, TableSchemaBuilder.create.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from schemas.kafka import KafkaSettings
+from schemas.kafka import Format, KafkaSettings
 from schemas.naming import Naming
 from schemas.shaping import field_name
+from services.bridge.adoption.decoding import Decode, decode_json, form_of
 from services.bridge.adoption.last_records import DebeziumRecord
+from services.bridge.events.formats.names import adjusted_column
 from services.postgres.published_tables import PublishedTable
-
-_ENVELOPE: Final = {"payload", "schema"}
 
 
 class _Written(NamedTuple):
-    """The names of a document, () for none; whether its schema is beside it."""
+    """The names of a document, () for none, and its format."""
 
     names: tuple[str, ...]
-    schema: bool
+    form: Format | None
 
 
 def unlike(
@@ -31,26 +30,33 @@ def unlike(
     tables: Iterable[PublishedTable],
     naming: Naming,
     kafka: KafkaSettings,
+    decode: Decode = decode_json,
 ) -> Iterator[str]:
-    """Yield how records differ from what the bridge would write; `samples`: one of each topic."""
+    """Yield how records differ from what the bridge would write.
+
+    `samples`: one record of each topic; `decode`: of their format.
+    """
     for table in tables:
         if not naming.publishes(table.schema, table.table):
             continue
         record = samples.get(naming.table(table.schema, table.table).name)
         if record is None:
             continue
-        theirs, ours = _written(record.key), key_of(table, naming)
+        theirs, ours = _written(record.key, decode), key_of(table, naming)
+        if theirs.form == "avro":
+            ours = tuple(map(adjusted_column, ours))
         if theirs.names != ours:
             yield f"{record.where} has key {_listed(theirs.names)}, the bridge's is {_listed(ours)}"
-        value = _written(record.value)
+        value = _written(record.value, decode)
         if (field_name("op") in value.names) != naming.flat(table.schema, table.table):
             yield f"{record.where} is {'a flat row' if field_name('op') in value.names else 'none'}"
         for part, written, form in (
             ("key", theirs, kafka.key_format),
             ("value", value, kafka.value_format),
         ):
-            if written.names and written.schema != (form == "json_schema_envelope"):
-                yield f"{record.where} has {'a' if written.schema else 'no'} schema in its {part}"
+            if written.names and written.form != form:
+                found = written.form or "neither JSON nor Avro with a schema's id before it"
+                yield f"{record.where} has as its {part}: {found}, the bridge would write {form}"
 
 
 def key_of(table: PublishedTable, naming: Naming) -> tuple[str, ...]:
@@ -64,13 +70,13 @@ def key_of(table: PublishedTable, naming: Naming) -> tuple[str, ...]:
     return tuple(column.name for column in table.columns if column.name in chosen)
 
 
-def _written(data: bytes | None) -> _Written:
+def _written(data: bytes | None, decode: Decode) -> _Written:
+    if data is None:
+        return _Written((), None)
     try:
-        document = json.loads(data or b"{}")
-        schema = document.keys() == _ENVELOPE
-        return _Written(tuple(document["payload"] if schema else document), schema)
+        return _Written(tuple(decode(data)), form_of(data))
     except (ValueError, TypeError, AttributeError):
-        return _Written(("?",), False)
+        return _Written(("?",), None)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from schemas.events import HEARTBEAT_PREFIX, SETTLED_KEY
 from schemas.lsn import format_lsn
 from schemas.shaping import FIELDS, field_name
 from schemas.snapshot import SNAPSHOT_PREFIX
+from services.bridge.adoption.decoding import Decode, decode_json
 from services.bridge.events.fields import DELETED
 
 OPERATION: Final = "adopt"
@@ -90,8 +91,8 @@ class Transaction(NamedTuple):
     commit_time_us: int
 
 
-def said(value: bytes, prefix: str) -> Said | None:
-    """Parse an event.
+def said(value: bytes, prefix: str, decode: Decode = decode_json) -> Said | None:
+    """Parse an event; `decode`: of its format.
 
     None for a row that a snapshot has read, and for a logical message that a bridge has written to
     the WAL (its heartbeat), which no bridge publishes.
@@ -99,9 +100,7 @@ def said(value: bytes, prefix: str) -> Said | None:
     Raise ValueError for a record that is not an event of the connector with this prefix.
     """
     try:
-        event = json.loads(value)
-        if event.keys() == {"payload", "schema"}:
-            event = event["payload"]
+        event = decode(value)
         if _OP in event:
             return _of_flat_row(event)
         source, op = event["source"], event["op"]
@@ -118,7 +117,7 @@ def said(value: bytes, prefix: str) -> Said | None:
             str(op),
             int(source["ts_ms"]),
             images,
-            "commit_lsn" in source,
+            bool(source.get("commit_lsn")),
         )
     except _NOT_AN_EVENT as error:
         raise ValueError(f"it is not an event of {prefix}") from error
@@ -134,7 +133,7 @@ def _of_flat_row(event: Mapping[str, Any]) -> Said | None:
         str(event[_OP]),
         int(event[field_name("source.ts_ms")]),
         digest(None, row_of(event)),
-        field_name("commit_lsn") in event,
+        bool(event.get(field_name("commit_lsn"))),
     )
 
 
@@ -145,7 +144,7 @@ def row_of(event: Mapping[str, Any]) -> dict[str, Any]:
 
 def digest(before: Any, after: Any) -> str:
     """Return a digest of two row images that does not depend on the order of their columns."""
-    text = json.dumps([before, after], sort_keys=True, separators=(",", ":"))
+    text = json.dumps([before, after], sort_keys=True, separators=(",", ":"), default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -154,10 +153,12 @@ class Tails:
     """Takes the records of each partition in order, from a point before all that may be beyond.
 
     `prefix`: the connector's. `margin_ms`: how far the clocks of database and broker may differ.
+    `decode`: of the values' format.
     """
 
     prefix: str
     margin_ms: int
+    decode: Decode = decode_json
     last: dict[tuple[str, bytes], Last] = field(default_factory=dict)
     keyless: Counter[Keyless] = field(default_factory=Counter)
     messages: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -177,13 +178,16 @@ class Tails:
         """
         self._begun.add((record.topic, record.partition))
         try:
-            event = said(record.value, self.prefix) if record.value is not None else None
+            event = self._said(record.value) if record.value is not None else None
         except ValueError:
             return
         if event is not None and event.op == "d":
             self._gone.add((record.topic, record.key or b""))
         if record.value is not None:
             self._note(record, event)
+
+    def _said(self, value: bytes) -> Said | None:
+        return said(value, self.prefix, self.decode)
 
     def _note(self, record: DebeziumRecord, event: Said | None) -> None:
         """Keep a row's record as a sample. Raise OperatorNeeded for clocks that differ."""
@@ -217,7 +221,7 @@ class Tails:
                 raise _compacted(record)
             return
         try:
-            event = said(record.value, self.prefix)
+            event = self._said(record.value)
         except ValueError as error:
             raise OperatorNeeded(
                 f"the record is not an event of Debezium: {error}",

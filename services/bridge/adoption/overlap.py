@@ -8,12 +8,12 @@
 Once everything is met, all is published: nothing of this is left in the bridge that goes on.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
 from schemas.shaping import field_name
+from services.bridge.adoption.decoding import Decode, decode_json
 from services.bridge.adoption.last_records import (
     Beyond,
     Keyless,
@@ -37,11 +37,17 @@ class LeftOut:
     """Decides of each event, in the order in which the slot decodes them.
 
     `complete_lsn`: transactions that end here or before are whole in Kafka, Debezium says.
+    `decode`: of the values' format.
     """
 
     def __init__(
-        self, beyond: Beyond, transactions: Mapping[int, Transaction], complete_lsn: int
+        self,
+        beyond: Beyond,
+        transactions: Mapping[int, Transaction],
+        complete_lsn: int,
+        decode: Decode = decode_json,
     ) -> None:
+        self._decode = decode
         self._last = dict(beyond.last)
         self._keyless = dict(beyond.keyless)
         self._met: set[Keyless] = set()
@@ -90,8 +96,7 @@ class LeftOut:
     def _has_keyless(self, event: Event, xid: int, lsn: int) -> bool:
         if not self._keyless:
             return False
-        document = json.loads(event.value or b"null")
-        document = document.get("payload", document)
+        document = self._decode(event.value or b"null")
         if field_name("op") in document:
             op, images = document[field_name("op")], digest(None, row_of(document))
         else:

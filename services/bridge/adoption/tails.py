@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
+from services.bridge.adoption.decoding import Decode
 from services.bridge.adoption.last_records import OPERATION, DebeziumRecord, Tails, said
 from services.bridge.sink.offsets import Partition, answers, ask_ends, in_parts
 from services.bridge.sink.topics import Topics
@@ -48,16 +49,13 @@ def await_stable(topics: Topics, partitions: list[Partition]) -> None:
         time.sleep(_LOOK_S)
 
 
-def read_tails(
-    topics: Topics, ends: dict[Partition, int], since_ms: int, prefix: str, margin_ms: int
-) -> Tails:
-    """Read each partition up to its end from `ends`, from records of `since_ms` on.
+def read_tails(topics: Topics, ends: dict[Partition, int], since_ms: int, tails: Tails) -> Tails:
+    """Read each partition up to its end from `ends`, from records of `since_ms` on, into `tails`.
 
     The last ones are looked at in any case: where Kafka Connect's clock is behind, those of that
     time seem to be older. Raise Retryable while another producer has a transaction open,
     OperatorNeeded for records that are not Debezium's, or where Kafka has removed some of them.
     """
-    tails = Tails(prefix, margin_ms)
     for (topic, partition), end in ends.items():
         with topics.reader(topic, partition) as reader:
             start = reader.first_since(since_ms)
@@ -109,7 +107,9 @@ def require_unchanged(topics: Topics, ends: dict[Partition, int]) -> None:
             )
 
 
-def late_records(topics: Topics, ends: dict[Partition, int], prefix: str) -> list[str]:
+def late_records(
+    topics: Topics, ends: dict[Partition, int], prefix: str, decode: Decode
+) -> list[str]:
     """Return where events of Debezium are behind `ends`: they came after the topics were read."""
     found = []
     for partition, now in ends_of(topics, [*ends]).items():
@@ -117,7 +117,9 @@ def late_records(topics: Topics, ends: dict[Partition, int], prefix: str) -> lis
             until = min(now, reader.stable_end())
             for message in reader.messages(ends[partition], until, time.monotonic() + _READ_S):
                 try:
-                    event = said(message.value() or b"", prefix) if message.value() else None
+                    event = (
+                        said(message.value() or b"", prefix, decode) if message.value() else None
+                    )
                 except ValueError:
                     continue
                 if event is not None and not event.ours:

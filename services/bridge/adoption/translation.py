@@ -5,11 +5,12 @@ refused as well. Keys that are about speed, snapshots or time-outs are dropped.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from schemas.shaping import ShapingSettings
-from services.bridge.adoption.connector import JSON_CONVERTER, Connector, is_true
+from services.bridge.adoption.connector import Connector, is_true
+from services.bridge.adoption.converters import converted
 from services.bridge.adoption.flat_transformation import unwrapped
 from services.bridge.adoption.lists import shaping_of, split
 
@@ -51,7 +52,6 @@ _ONLY: Final[Mapping[str, tuple[str, ...]]] = {
     "topic.delimiter": (".",),
     "topic.naming.strategy": (_DEFAULT_NAMING,),
     "topic.transaction": ("transaction",),
-    "field.name.adjustment.mode": ("none",),
     "unavailable.value.placeholder": ("__debezium_unavailable_value",),
     "event.processing.failure.handling.mode": ("fail",),
     "event.converting.failure.handling.mode": ("warn", "fail"),
@@ -74,13 +74,6 @@ _PARTITIONER: Final = re.compile(
 )
 """Where records go in a topic, or what becomes of them: the bridge's are where Java's default puts
 those of their keys."""
-_CONVERTER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "schemas.enable": ("true", "false"),
-    "schemas.cache.size": (),
-    "decimal.format": ("base64",),
-    "replace.null.with.default": ("true", "false"),
-}
-"""Options of JsonConverter and what the bridge has of their values, (): any."""
 _OF_NO_EFFECT: Final = re.compile(
     r"(name|database\.(hostname|port|user|password|dbname|tcpkeepalive|sslpassword|"
     r"initial\.statements|query\.timeout\.ms|sslfactory)|plugin\.name|slot\.(name|drop\.on\.stop|"
@@ -88,6 +81,7 @@ _OF_NO_EFFECT: Final = re.compile(
     r"publish\.via\.partition\.root|replica\.identity\.autoset\.values|topic\.prefix|"
     r"snapshot\..*|incremental\.snapshot\..*|streaming\.delay\.ms|read\.only|"
     r"include\.unknown\.datatypes|schema\.(refresh\.mode|name\.adjustment\.mode)|"
+    r"field\.name\.adjustment\.mode|"
     r"money\.fraction\.digits|xmin\.fetch\.interval\.ms|status\.update\.interval\.ms|"
     r"lsn\.flush\.timeout\..*|max\.(queue|batch)\..*|poll\..*|queue\..*|query\.fetch\.size|"
     r"retriable\..*|heartbeat\..*|topic\.heartbeat\.prefix|signal\..*|notification\..*|"
@@ -132,11 +126,10 @@ def translate(connector: Connector, *, ignored: Iterable[str] = ()) -> Translati
     refusals += more
     bridge, more = _values(own)
     refusals += more
-    formats, more = _formats(connector, given)
-    refusals += more
-    adjusted = own.get("schema.name.adjustment.mode", "none")
-    if adjusted != "none" and "json_schema_envelope" in formats.values():
-        refusals.append(f"schema.name.adjustment.mode={adjusted}: in schemas the bridge has none")
+    formats = converted(connector, given)
+    refusals += formats.refusals
+    notes += formats.notes
+    refusals += _of_adjusted_names(own, formats.kafka)
     tombstones = is_true(own.get("tombstones.on.delete", "true"))
     skipped = _skipped(own)
     if flat is not None:
@@ -154,13 +147,14 @@ def translate(connector: Connector, *, ignored: Iterable[str] = ()) -> Translati
             "bootstrap_servers": connector.config.get("bootstrap.servers", "localhost:9092"),
             "topic_prefix": connector.prefix,
             **_topics(own),
-            **formats,
+            **formats.kafka,
         },
         "bridge": {
             **bridge,
             "tombstones": tombstones,
             "transaction_metadata": is_true(own.get("provide.transaction.metadata", "false")),
         },
+        **({"registry": dict(formats.registry)} if formats.registry else {}),
         **({"shaping": shaping} if shaping else {}),
     }
     return Translation(settings, tuple(refusals), tuple(notes))
@@ -228,30 +222,20 @@ def _values(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     return found, refusals
 
 
-def _formats(connector: Connector, ignored: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    found, refusals = {}, []
-    for part in ("key", "value"):
-        options = dict(connector.converter(part))
-        name = options.pop("", "")
-        if not name:
-            refusals.append(f"{part}.converter is not said: give the worker's properties")
-        elif name != JSON_CONVERTER:
-            refusals.append(f"{part}.converter={name}: only topics of JsonConverter are read")
-        for key, value in options.items():
-            option = key.removeprefix(".")
-            values = _CONVERTER_OPTIONS.get(option)
-            known = values is not None and (not values or value.lower() in values)
-            if not known and f"{part}.converter{key}" not in ignored:
-                refusals.append(f"{part}.converter{key}={value} has no counterpart")
-        schemas = is_true(options.get(".schemas.enable", "true"))
-        if part == "key" and name == JSON_CONVERTER and not connector.has_plain_keys:
-            refusals.append(
-                "key.converter.schemas.enable=true: a key's schema is among the bytes that choose "
-                "its partition, so that its rows would go on in another one; have Debezium write "
-                "keys without schemas first, or begin anew with another prefix"
-            )
-        found[f"{part}_format"] = "json_schema_envelope" if schemas else "json"
-    return found, refusals
+def _of_adjusted_names(own: Mapping[str, str], formats: Mapping[str, str]) -> Iterator[str]:
+    """Yield the adjustments of names that the bridge has not: it adjusts names in Avro alone."""
+    parts = formats["key_format"], formats["value_format"]
+    schemas = own.get("schema.name.adjustment.mode", "none")
+    if "json_schema_envelope" in parts and schemas != "none":
+        yield f"schema.name.adjustment.mode={schemas}: in schemas of JSON the bridge has none"
+    elif "avro" in parts and schemas not in ("none", "avro"):
+        yield f"schema.name.adjustment.mode={schemas}: in Avro the bridge has avro"
+    columns = own.get("field.name.adjustment.mode", "none")
+    if columns != "none" and not (columns == "avro" and {*parts} == {"avro"}):
+        yield (
+            f"field.name.adjustment.mode={columns}: the bridge adjusts names of columns as avro "
+            "does, and where keys and values are Avro"
+        )
 
 
 def _skipped(own: Mapping[str, str]) -> list[str]:
@@ -292,13 +276,14 @@ def differences(translated: Mapping[str, Any], settings: Mapping[str, Any]) -> I
     """
     free = {("source", "conninfo"), ("kafka", "bootstrap_servers"), ("kafka", "partitions")}
     free |= {("kafka", "replication_factor"), ("bridge", "transaction_metadata")}
+    free |= {("registry", "url"), ("registry", "username")}
     if (given := settings.get("source", {}).get("origin", "any")) != "any":
         yield f"source.origin is {given!r}, Debezium has no such filter"
     if (given := settings.get("kafka", {}).get("cloudevents")) is not None:
         yield f"kafka.cloudevents is {given!r}, the connector's records are plain"
     for section, values in translated.items():
         for key, value in values.items():
-            given = settings.get(section, {}).get(key)
+            given = (settings.get(section) or {}).get(key)
             if (section, key) not in free and _plain(given) != _plain(value):
                 yield f"{section}.{key} is {given!r}, the connector's is {value!r}"
     default = ShapingSettings().model_dump()

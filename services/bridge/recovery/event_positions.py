@@ -106,7 +106,7 @@ def position_of(value: bytes | None, prefix: str, *, own: bool = True) -> EventP
     `own`: it is of one of the bridge's own topics, which also have records without a source.
     """
     try:
-        document = _document(value or b"null")
+        document = _document(value or b"null", prefix)
         if position := position_of_row(document):  # a table may have a column `specversion`
             return position
         if "specversion" in document:
@@ -144,7 +144,7 @@ def _position(lsn: Any, seq: Any, timeline: Any = 0) -> EventPosition | None:
     return found if found.commit_lsn > 0 and found.seq >= 0 else None
 
 
-def _document(value: bytes) -> Any:
+def _document(value: bytes, prefix: str) -> Any:
     """Return what an event says of its position: a value in JSON, or the first binary fields."""
     if value[:1] != wire.MAGIC:
         return json.loads(value)
@@ -157,7 +157,7 @@ def _document(value: bytes) -> Any:
         return protobuf.first_fields(content)
     from services.bridge.events.formats import avro
 
-    return avro.first_fields(content)
+    return {} if avro.is_of_debezium(content, prefix) else avro.first_fields(content)
 
 
 def position_in_headers(headers: AnyHeaders) -> EventPosition | None:

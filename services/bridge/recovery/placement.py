@@ -24,6 +24,7 @@ _COLUMNS: Final = "the columns that shaping.partition_by may have"
 _OF_FIT: Final = (EXPRESSIONS, _COLUMNS)
 """The digests of settings that do not place rows: see `recovery.fit`."""
 _KEYS: Final = "shaping.keys"
+_BYTES: Final = "kafka.key_bytes"
 _DIGITS: Final = 16
 
 
@@ -52,6 +53,7 @@ def placement_of(
         ),
         "shaping.outbox": _digest(outbox),
         "the forms of values in keys": _digest([forms, _encoders(kafka)]),
+        _BYTES: _digest(kafka.key_bytes),
         EXPRESSIONS: _digest([shaping.filters, shaping.computed]),
         _COLUMNS: _digest(_columns_of_places(shaping)),
     }
@@ -68,9 +70,10 @@ def _encoders(kafka: KafkaSettings) -> str:
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the groups of settings that are known of both times, and differ.
 
-    A record without `shaping.partition_by` is of a release without this setting.
+    A record without `shaping.partition_by` or `kafka.key_bytes` is of a release without this
+    setting.
     """
-    then = {PARTITION_BY: _digest({}), **then}
+    then = {PARTITION_BY: _digest({}), _BYTES: _digest("own"), **then}
     return [
         name
         for name, digest in now.items()

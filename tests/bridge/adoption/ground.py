@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from services.testbed.debezium import Connector, Debezium, DistributedDebezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
 from tests.bridge.adoption import pgbench_load
-from tests.bridge.adoption.load import SETUP, Compared, Load, compare
+from tests.bridge.adoption.load import SETUP, Compared, Decode, Load, compare, plain_json
 from tests.bridge.adoption.pgbench_load import PgbenchLoad
 from tests.bridge.running import Bridge
 from tests.providers.databases import REMOVED, connect, create, origins
@@ -47,6 +47,8 @@ class Taken:
     broker: Broker
     folder: Path
     connector: Connector
+    decode: Decode = plain_json
+    """How a consumer reads its topics."""
     load: Load | PgbenchLoad | None = None
     pgbench: bool = False
     """Whether its load is pgbench."""
@@ -130,7 +132,7 @@ class Taken:
         self.load.stop()
         self.bridge.caught_up()
         assert self.bridge.stop() == 0, self.bridge.output
-        return compare(self.conninfo, self.broker.bootstrap_servers, self.prefix)
+        return compare(self.conninfo, self.broker.bootstrap_servers, self.prefix, self.decode)
 
     def end(self) -> None:
         """End what runs; the database and its slot go."""
@@ -184,11 +186,13 @@ def connectors(
     exactly_once: bool = False,
     flat: int = 0,
     pgbench: bool = False,
+    converters: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Debezium, list[Taken]]]:
     """`count` connectors in one worker that is not started yet, each with a database.
 
     `exactly_once`: a distributed worker, whose producers are transactional. `flat`: how many, the
     last ones, have the transformation that makes flat rows. `pgbench`: is their load.
+    `converters`: properties of the connectors' own converters, else JSON without schemas.
     """
     made: list[Taken] = []
     folder.mkdir(exist_ok=True)
@@ -210,6 +214,7 @@ def connectors(
             "max.batch.size": rng.choice((50, 500, 2048)),
             "poll.interval.ms": rng.choice((10, 100, 500)),
             **({"exactly.once.support": "required"} if exactly_once else {}),
+            **(converters or {}),
             **(UNWRAP if number >= count - flat else {}),
         }
         one = Connector(f"c{number}-{name}", conninfo, f"s_{name}", "pub", name, given)
@@ -222,6 +227,7 @@ def connectors(
         processes=processes,
         name=f"connect-{folder.name}",
         jvm_options=SHORT_LIVED,
+        jars=("debezium", "connect-avro"),
         settings={"offset.flush.interval.ms": rng.choice((300, 2000, 10_000))},
     )
     for taken in made:

@@ -59,7 +59,10 @@ PGBENCH_KEYS = {
 HISTORY = "pgbench_history"
 KEYLESS = {"log": "version", HISTORY: "delta"}
 """Tables without a key, and a column: each of their changes differs by it or by its transaction."""
-KEYED = {**dict.fromkeys(("counters", "moved", "batch"), ("id", "version")), **PGBENCH_KEYS}
+KEYED = {
+    **dict.fromkeys(("counters", "moved", "batch", "numbered"), ("id", "version")),
+    **PGBENCH_KEYS,
+}
 _KEYS = 40
 _VERSION = "nextval('versions')"
 
@@ -169,7 +172,8 @@ def _large(connection: psycopg.Connection[Any], rng: random.Random) -> None:
         )
 
 
-def _plain_json(data: bytes, _topic: str, _part: str) -> Any:
+def plain_json(data: bytes, _topic: str, _part: str) -> Any:
+    """Read JSON without a schema."""
     return json.loads(data)
 
 
@@ -204,7 +208,7 @@ class Compared:
 
 
 def compare(
-    conninfo: str, bootstrap_servers: str, prefix: str, decode: Decode = _plain_json
+    conninfo: str, bootstrap_servers: str, prefix: str, decode: Decode = plain_json
 ) -> Compared:
     """Compare the topics with what the database says that it has done.
 
@@ -272,11 +276,10 @@ def _change_of(event: dict[str, Any], column: str) -> tuple[Change, bool]:
     """What an event or a flat row tells, and whether it is the bridge's."""
     if "__op" in event:
         version = None if event["__op"] == "d" else event[column]
-        is_ours = event.get("__commit_lsn") is not None
-        return Change(event["__op"], event["__txId"], version), is_ours
+        return Change(event["__op"], event["__txId"], version), bool(event.get("__commit_lsn"))
     version = (event["after"] or {}).get(column)
     source = event["source"]
-    return Change(event["op"], source["txId"], version), source.get("commit_lsn") is not None
+    return Change(event["op"], source["txId"], version), bool(source.get("commit_lsn"))
 
 
 def _compare_key(

@@ -178,5 +178,6 @@ def test_records_in_another_form_are_reported() -> None:
     whole = {"schema": {}, "payload": {"a": 1, "b": 2}}
     assert told(whole, b"{}", key_format="json_schema_envelope") == []
     assert told(whole, json.dumps(whole).encode()) == [
-        *("p.public.t[2]@9 has a schema in its key", "p.public.t[2]@9 has a schema in its value")
+        "p.public.t[2]@9 has as its key: json_schema_envelope, the bridge would write json",
+        "p.public.t[2]@9 has as its value: json_schema_envelope, the bridge would write json",
     ]

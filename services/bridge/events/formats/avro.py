@@ -88,6 +88,22 @@ def first_fields(content: bytes) -> dict[str, Any]:
     return found if flat else {"op": found["op"], "source": found["source"]}
 
 
+def is_of_debezium(content: bytes, prefix: str) -> bool:
+    """Tell whether a value is an event of Debezium, which begins with its rows.
+
+    Their columns could be taken for the first fields of a flat row. A flat row has no connector
+    with its name right behind it: there each is a union, with a byte before it.
+    """
+    named = _string("postgresql") + _string(prefix)
+    return content[1:2] == _PRESENT and named in content
+
+
+def _string(text: str) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, "string", text)
+    return out.getvalue()
+
+
 def _type(schema: Schema, defined: set[str]) -> Any:
     """Return the Avro type of `schema` without regard to null; a record known by name, by name."""
     kind = schema["type"]
@@ -124,7 +140,8 @@ def _record(schema: Schema, defined: set[str]) -> Any:
 def _field(name: str, schema: Schema, defined: set[str]) -> dict[str, Any]:
     if "default" in schema:
         kind = _type(schema, defined)
-        return {"name": name, "type": [kind, "null"], "default": schema["default"]}
+        kinds = [kind, "null"] if schema["optional"] else kind
+        return {"name": name, "type": kinds, "default": schema["default"]}
     found = {"name": name, "type": _optional(schema, defined)}
     return found | ({"default": None} if schema["optional"] else {})
 

@@ -103,6 +103,8 @@ STRING: Final = plain("string")
 BYTES: Final = plain("bytes")
 _TEXT: Final = plain("string", optional=False)
 _LONG: Final = plain("int64", optional=False)
+_ADDED: Final = {**_LONG, "default": 0}
+"""Of a field that Debezium lacks: by the default, Avro's readers of our schema read its events."""
 _DOUBLE: Final = plain("double", optional=False)
 _SRID: Final = plain("int32")
 JSON: Final = plain("string", f"{SEMANTIC}.Json")
@@ -165,9 +167,9 @@ SOURCE: Final = struct(
         "txId": plain("int64"),
         "lsn": plain("int64"),
         "xmin": plain("int64"),
-        "commit_lsn": _LONG,
-        "seq": _LONG,
-        "timeline": _LONG,
+        "commit_lsn": _ADDED,
+        "seq": _ADDED,
+        "timeline": _ADDED,
     },
     version=1,
     optional=False,

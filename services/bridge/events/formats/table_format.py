@@ -11,6 +11,7 @@ registered when a table is described, before its first record is made.
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Final, NamedTuple, Protocol
 
 from schemas.events import table_topic
@@ -31,13 +32,17 @@ Serialize = Callable[[str], bytes]
 
 
 class Registry(Protocol):
-    """A schema registry; `register` returns the id of a schema of `kind` under a subject."""
+    """A schema registry.
+
+    `register` returns the id of a schema of `kind` under a subject, `schema` the schema of an id.
+    """
 
     @property
     def subject_naming(self) -> SubjectNaming: ...
     def register(
         self, subject: str, schema: str, kind: str, while_waiting: Callable[[], None], /
     ) -> int: ...
+    def schema(self, schema_id: int, while_waiting: Callable[[], None], /) -> str: ...
 
 
 class Rendering(Protocol):
@@ -78,7 +83,7 @@ class TableFormat(NamedTuple):
     """The functions that make a record's key and value of their JSON text.
 
     `key_affixes`, `value_affixes`: what these functions do is no more than put this around the
-    text; else `binary`.
+    text; else `binary`. `places_by_bytes`: a key's bytes choose its partition, not its JSON.
     """
 
     key: Serialize = str.encode
@@ -86,11 +91,12 @@ class TableFormat(NamedTuple):
     key_affixes: Affixes = Affixes()
     value_affixes: Affixes = Affixes()
     binary: bool = False
+    places_by_bytes: bool = False
 
     def keyed(self, text: str) -> Key:
         """Return the key of its JSON text."""
-        if self.key is str.encode:
-            return Key(text.encode())
+        if self.key is str.encode or self.places_by_bytes:
+            return Key(self.key(text))
         return Key(self.key(text), text.encode())
 
 
@@ -110,7 +116,11 @@ class Formats:
         encoders: Encoders,
         registry: Registry | None = None,
         while_waiting: Callable[[], None] = lambda: None,
+        last_key: Callable[[str], bytes | None] = lambda _topic: None,
     ) -> None:
+        """Make the formats. `last_key`: returns a topic's last key, for `kafka.key_bytes`."""
+        self._as_connect = kafka.key_bytes == "connect"
+        self._last_key = cache(last_key)
         self._registry = registry
         self._while_waiting = while_waiting
         self._key, self._value = kafka.key_format, kafka.value_format
@@ -122,8 +132,19 @@ class Formats:
         """Return the format of a relation's records, as the relation is planned."""
         if self._key == self._value == "json" or not plan.published:
             return PLAIN
+        return self._made(*self._schemas(plan), plan.topic.name)
+
+    def keys_are_like(self, plan: TableShaping, last: bytes) -> bool:
+        """Tell whether a table's keys, as they are now, have the schema of a key of its topic."""
+        from services.bridge.events.formats import connect_keys
+
+        return connect_keys.is_like(self._schemas(plan)[0], last, self._schema_text)
+
+    def _schemas(self, plan: TableShaping) -> tuple[Schema, Schema]:
+        """Return the schemas of a relation's keys and values, as the relation is planned."""
         relation = plan.relation
-        may_lack_key = bool(self._naming.key(relation.schema, relation.table))
+        chosen = bool(self._naming.key(relation.schema, relation.table))
+        may_lack_key = chosen and not self._as_connect  # Debezium's keys are never null
         may_be_truncated = plan.flat is not None and "t" not in plan.skipped
         name = plan.topic.name
         if plan.topic.routed:
@@ -140,15 +161,39 @@ class Formats:
             if column.name in plan.limits:
                 schema = connect.with_large_values(schema, plan.large_values[column.name].settings)
             columns[column.name] = schema
-        topic = plan.topic.name
-        key, key_affixes = self._part(self._key, connect.key(name, keys), topic, "key")
         whole = connect.envelope(name, columns)
         if plan.flat is not None:
             whole = connect.flat(name, fields.schemas(plan.flat), columns)
-        value, affixes = self._part(self._value, whole, topic, "value")
+        return connect.key(name, keys), whole
+
+    def _made(self, keys: Schema, values: Schema, topic: str) -> TableFormat:
+        """Return the format of a topic's records with these schemas."""
+        value, affixes = self._part(self._value, values, topic, "value")
+        if self._as_connect and keys["fields"]:
+            key = self._connect_key(keys, topic)
+            return TableFormat(key, value, binary=True, places_by_bytes=True)
+        key, key_affixes = self._part(self._key, keys, topic, "key")
         if key_affixes is None or affixes is None:
             return TableFormat(key, value, binary=True)
         return TableFormat(key, value, key_affixes, affixes)
+
+    def _connect_key(self, schema: Schema, topic: str) -> Serialize:
+        """Return how keys with the schema of the topic's last key are written, or with `schema`."""
+        from services.bridge.events.formats import connect_keys
+
+        last = self._last_key(topic)
+        if self._key != "avro":
+            return _within(Affixes(connect_keys.opening(schema, last), connect_keys.CLOSING))
+        binary = _binary(self._key)
+        found = connect_keys.schema_id(schema, last, self._schema_text)
+        if found is None:
+            found = self._register(binary, schema, topic, "key")
+        return binary.serializer(schema, found)
+
+    def _schema_text(self, schema_id: int) -> str:
+        if self._registry is None:
+            raise ValueError("a schema's id needs a schema registry")
+        return self._registry.schema(schema_id, self._while_waiting)
 
     def _part(
         self, form: Format, schema: Schema, topic: str, part: str

@@ -19,6 +19,13 @@ def head(schema_id: int) -> bytes:
     return MAGIC + schema_id.to_bytes(HEAD_BYTES - 1, "big")
 
 
+def schema_id(data: bytes) -> int | None:
+    """Return the id of the schema before a key or value, None where there is none."""
+    if data[:1] != MAGIC or len(data) < HEAD_BYTES:
+        return None
+    return int.from_bytes(data[1:HEAD_BYTES], "big")
+
+
 def bytes_as_text(data: bytes) -> str:
     """Return any bytes as text, for `text_as_bytes`."""
     return data.decode("utf-8", ERRORS)
