@@ -21,7 +21,6 @@ from services.bridge.adoption.properties import read_properties
 from services.bridge.adoption.release import Release
 from services.bridge.adoption.translation import Translation, differences, translate
 from services.bridge.stopped_bridge import open_stopped
-from services.kafka.schema_registry import SchemaRegistry
 from services.runtime.process import configure_logging, exit_codes
 
 _UNJUDGED = (
@@ -97,10 +96,7 @@ def adopt(
             failpoints.arm()
             offset = ConnectOffsets(require(settings.kafka, "kafka"), connector).read().offset
             margin_ms = clock_margin_s * 1000
-            registry = stack.enter_context(_registry(settings))
-            adoption = Adoption(
-                *(settings, primary, topics, check, connector, offset, margin_ms), registry
-            )
+            adoption = Adoption(settings, primary, topics, check, connector, offset, margin_ms)
             stack.callback(adoption.close)
             if not dry_run:
                 adoption.fence()
@@ -123,20 +119,6 @@ def adopt(
         _require_none_late(late)
         if not (dry_run or json):
             typer.echo("adopted: start the bridge; never start the connector again")
-
-
-@contextlib.contextmanager
-def _registry(settings: Settings) -> Iterator[SchemaRegistry | None]:
-    """Connect to the registry of the formats, None where they need none."""
-    if not require(settings.kafka, "kafka").needs_registry:
-        yield None
-        return
-    registry = SchemaRegistry(require(settings.registry, "registry"))
-    try:
-        registry.require()
-        yield registry
-    finally:
-        registry.close()
 
 
 def _settings(config: Path | None) -> Settings:

@@ -80,6 +80,9 @@ class Known:
     ) -> int:
         return 0xC3_28_7F_80
 
+    def schema(self, _schema_id: int, _while_waiting: Callable[[], None]) -> str:
+        raise LookupError("nobody asks")
+
 
 def assembler(
     settings: ShapingSettings, *, metadata: bool, kafka: KafkaSettings = JSON

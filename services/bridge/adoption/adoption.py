@@ -110,13 +110,16 @@ class Adoption:
         connector: Connector,
         offset: Offset | None,
         margin_ms: int,
-        registry: SchemaRegistry | None = None,
     ) -> None:
-        self._registry = registry
-        self._look = None if registry is None else RegistryLook(registry)
         self._source = require(settings.source, "source")
         self._kafka = require(settings.kafka, "kafka")
         longest_ms = max(KAFKA_DEADLINE_MS, settings.bridge.transaction_timeout_ms)
+        self._registry = (
+            SchemaRegistry(require(settings.registry, "registry"))
+            if self._kafka.needs_registry
+            else None
+        )
+        self._look = None if self._registry is None else RegistryLook(self._registry)
         self._bridge = settings.bridge.model_copy(update={"transaction_timeout_ms": longest_ms})
         self._primary = primary
         self._topics = topics
@@ -135,11 +138,15 @@ class Adoption:
         )
 
     def close(self) -> None:
-        """Abort an open Kafka transaction, and end the producer."""
+        """Abort an open Kafka transaction, end the producer, and leave the registry."""
         self._producer.abandon()
+        if self._registry is not None:
+            self._registry.close()
 
     def plan(self) -> AdoptionPlan:
         """Read slot and topics, and plan; change nothing. Raise SlotbridgeError for a refusal."""
+        if self._registry is not None:
+            self._registry.require()
         slot_lsn, found = self._slot()
         self._require_beginning()
         self._require_same_tables()

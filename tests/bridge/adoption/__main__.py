@@ -119,7 +119,8 @@ def _round(one: Taken) -> tuple[Compared, dict[str, dict[str, int]]]:
     assert one.load is not None
     one.load.go()
     one.translate()
-    done = one.adopt(limit_s=LIMIT_S)
+    one.limit_s = LIMIT_S
+    done = one.adopt()
     assert done.returncode == 0, done.stderr + done.stdout
     one.new_bridge().streaming()
     one.load.more(50)

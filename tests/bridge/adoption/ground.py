@@ -31,6 +31,7 @@ from tests.providers.waiting import eventually
 
 PROGRAM = str(Path(sys.executable).parent / "slotbridge")
 PARTITIONS = 3
+LIMIT_S = 900.0
 UNWRAP = {
     "transforms": "unwrap",
     "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
@@ -55,6 +56,8 @@ class Taken:
     worker: Path = Path()
     """The folder of its Kafka Connect."""
     bridge: Bridge | None = None
+    limit_s: float = LIMIT_S
+    """How long one run of `adopt` may take."""
 
     @property
     def prefix(self) -> str:
@@ -100,12 +103,10 @@ class Taken:
         document["bridge"]["spool_folder"] = str(self.folder)
         self.config.write_text(yaml.safe_dump(document))
 
-    def adopt(
-        self, *options: str, limit_s: float = 900.0, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
+    def adopt(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `slotbridge adopt` to its end; yes to all."""
         given = ["--config", str(self.config), "--yes", "--json", *options]
-        return run("adopt", *self.arguments(), *given, limit_s=limit_s, **environment)
+        return run_within(self.limit_s, "adopt", *self.arguments(), *given, **environment)
 
     def release(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `slotbridge release` to its end."""
@@ -160,10 +161,15 @@ def _dropped(connection: psycopg.Connection[Any], dbname: str) -> bool:
     return True
 
 
-def run(
-    *arguments: str, limit_s: float = 900.0, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the program `slotbridge`."""
+    return run_within(LIMIT_S, *arguments, **environment)
+
+
+def run_within(
+    limit_s: float, /, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the program `slotbridge`, for `limit_s` seconds at most."""
     return subprocess.run(
         [PROGRAM, *arguments],
         capture_output=True,
