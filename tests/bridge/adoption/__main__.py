@@ -1,4 +1,4 @@
-"""`python -m tests.bridge.adoption --rounds 50 [--seed 1] [--exactly-once]`: a killed Debezium.
+"""`python -m tests.bridge.adoption --rounds 50 [--seed 1] [--schemas] …`: a killed Debezium.
 
 The load is pgbench: its own TPC-B transactions and scripts of ours (`pgbench_load`).
 
@@ -19,12 +19,14 @@ from typing import Annotated
 
 import typer
 
+from services.bridge.adoption.connector import JSON_CONVERTER
 from services.testbed.bed import Bed
 from tests.bridge.adoption.ground import Taken, connectors, kill_at_random
 from tests.bridge.adoption.load import Compared
 from tests.providers.memory import roomy_memory
 
 AT_ONCE = 5
+WITH_SCHEMAS = {f"{part}.converter": JSON_CONVERTER for part in ("key", "value")}
 LIMIT_S = 300.0
 """How long one run of `adopt` may take."""
 
@@ -41,6 +43,9 @@ def main(
     pgbench: Annotated[
         bool, typer.Option(help="pgbench is the load, else threads of this process.")
     ] = True,
+    schemas: Annotated[
+        bool, typer.Option("--schemas", help="JsonConverter's default: JSON with schemas.")
+    ] = False,
 ) -> None:
     """Run them on servers of their own."""
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-adoption-", dir=roomy_memory()))
@@ -50,7 +55,9 @@ def main(
         bed.start("kafka", "pair")
         while done < rounds:
             count = min(AT_ONCE, rounds - done)
-            outcomes, kills = _rounds(bed, folder, seed, count, exactly_once, flat, pgbench)
+            outcomes, kills = _rounds(
+                *(bed, folder, seed, count, exactly_once, flat, pgbench, schemas)
+            )
             killed += kills
             for found, skipped in outcomes:
                 done += 1
@@ -77,7 +84,14 @@ def _line(one: Compared) -> str:
 
 
 def _rounds(
-    bed: Bed, folder: Path, seed: int, count: int, exactly_once: bool, flat: bool, pgbench: bool
+    bed: Bed,
+    folder: Path,
+    seed: int,
+    count: int,
+    exactly_once: bool,
+    flat: bool,
+    pgbench: bool,
+    schemas: bool,
 ) -> tuple[list[tuple[Compared | None, int]], int]:
     """Return what each round found and left out, and how often their Kafka Connect was killed."""
     rng = random.Random(seed)
@@ -88,6 +102,7 @@ def _rounds(
         exactly_once=exactly_once,
         flat=count // 2 if flat else 0,
         pgbench=pgbench,
+        converters=WITH_SCHEMAS if schemas else None,
     ) as (debezium, taken):
         try:
             kills = kill_at_random(debezium, taken, rng, seed)

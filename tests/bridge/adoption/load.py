@@ -173,8 +173,9 @@ def _large(connection: psycopg.Connection[Any], rng: random.Random) -> None:
 
 
 def plain_json(data: bytes, _topic: str, _part: str) -> Any:
-    """Read JSON without a schema."""
-    return json.loads(data)
+    """Read JSON, with or without a schema."""
+    document = json.loads(data)
+    return document["payload"] if document.keys() == {"schema", "payload"} else document
 
 
 class Change(NamedTuple):

@@ -20,7 +20,7 @@ from services.testbed.processes import Processes
 from services.testbed.registry import Registry, registry
 from services.testbed.users import server_user
 from tests.bridge.adoption.ground import Taken, connectors, kill_at_random
-from tests.bridge.adoption.load import KEYED, Decode
+from tests.bridge.adoption.load import KEYED, Decode, plain_json
 from tests.providers.interface import Broker, Provider
 
 NUMBERED = """
@@ -76,8 +76,7 @@ def consumer(client: SchemaRegistryClient) -> Decode:
 
     def decode(data: bytes, topic: str, part: str) -> Any:
         if data[:1] != b"\0":
-            document = json.loads(data)
-            return document["payload"] if document.keys() == {"schema", "payload"} else document
+            return plain_json(data, topic, part)
         subject = f"{topic}-{part}"
         if subject not in readers:
             text = client.get_latest_version(subject).schema.schema_str
