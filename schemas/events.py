@@ -188,7 +188,8 @@ class ProgressRecord(Contract):
     at a start"). A record of an older release lacks it; each such field is then not judged.
     `history`: each ancestor of `timeline` -> the LSN at which the server left it; null: not known.
     `origin_lsn`: the replication origin was durably there, 0: not known; `wal_lsn`: the commit that
-    moved it there ends here or before.
+    moved it there ends here or before. `witness`: what it is of, `origin` or `sequence`
+    (source.witness).
     `publication`, `publication_oid`, `source_origin`: what the events were selected by.
     `placement`: digests of the settings that place rows, and of the expressions.
     """
@@ -215,6 +216,7 @@ class ProgressRecord(Contract):
     history: dict[int, int] | None = None
     origin_lsn: int = 0
     wal_lsn: int = 0
+    witness: str = "origin"
     publication: str = ""
     publication_oid: int = 0
     source_origin: str = ""

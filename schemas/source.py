@@ -42,6 +42,9 @@ class SourceSettings(BaseModel):
     `nothing` or `index NAME`; the first pattern that fits applies."""
     origin: Literal["any", "none"] = "any"
     """`none`: leave out transactions that logical replication brought from another server."""
+    witness: Literal["origin", "sequence"] = "origin"
+    """Where the database notes how far Kafka is: a replication origin, or a sequence
+    (`slotbridge.witness_<slot>`), which needs no function `pg_replication_origin_*`."""
     two_phase: bool = False
     """Decode at PREPARE, publish at COMMIT PREPARED (PostgreSQL 18). A slot stays two-phase."""
     connect_timeout_s: int = Field(5, ge=2, le=300)

@@ -120,7 +120,7 @@ DURABLE_LSN = Gauge(
 )
 ORIGIN_LSN = Gauge(
     "slotbridge_origin_lsn_bytes",
-    "WAL position stored in the bridge's replication origin.",
+    "WAL position stored in the bridge's replication origin, or in its sequence (source.witness).",
     registry=None,
 )
 TIMELINE = Gauge(

@@ -19,6 +19,7 @@ from services.bridge.progress.errors import SelectionChanged
 from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
 from services.bridge.repair.repair import Repair
 from services.bridge.repair.scope import Scope
+from services.bridge.source.witness import witness_of
 from services.bridge.stopped_bridge import open_stopped
 from services.runtime.process import configure_logging, exit_codes
 
@@ -159,14 +160,15 @@ def _settings(config: Path) -> Settings:
 def _plan(
     diagnosis: Diagnosis, scope: Scope, settings: Settings, snapshot: SnapshotSettings
 ) -> Iterator[str]:
-    slot, since = require(settings.source, "source").slot, _since(diagnosis)
+    source, since = require(settings.source, "source"), _since(diagnosis)
+    slot, witness = source.slot, witness_of(source.witness, source.slot).name
     reason = diagnosis.reason
     yield f"why the bridge does not start: {reason.message if reason else 'nothing was found'}"
     yield "what is done:"
     yield f"  1. slot {slot} is dropped where it is there, and made anew"
     yield f"  2. {len(scope.compared)} tables, as they are there, are compared with their topics"
     yield "  3. the rows that differ are published, deletes too, in one Kafka transaction"
-    yield f"  4. the progress, also in the origin slotbridge_{slot}, moves to the new slot"
+    yield f"  4. the progress, also in the {source.witness} {witness}, moves to the new slot"
     yield f"what is lost: single changes between {since} and the new slot: Kafka gets what they"
     yield "  amount to; the messages of outboxes and logical messages of that time never come"
     if why := _rows_never_published(settings, snapshot):

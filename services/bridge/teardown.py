@@ -1,6 +1,7 @@
 """`slotbridge teardown`: removes what the bridge has made in the database and, if asked, in Kafka.
 
-order   the slot, then the origin, then the publication (`publication`), then the topics (`topics`)
+order   the slot, then origin and sequence, then the publication (`publication`), then the topics
+        (`topics`)
 refused while a bridge has the slot, while commits wait for it, while two hosts accept writes, or
         while another slot's progress is in the topics that are to go
 
@@ -24,14 +25,14 @@ from schemas.shaping import ShapingSettings
 from services.bridge.sink.topics import Topics
 from services.bridge.source.awaited_commits import require_no_waiting_commits
 from services.bridge.source.candidates import find_primary, require_one_writable
-from services.bridge.source.database import ORIGIN_PREFIX
 from services.bridge.source.server_errors import server_error
+from services.bridge.source.witness import OriginWitness, SequenceWitness
 from services.kafka.client import client_options, kafka_error, make_client
 from services.kafka.records import READ_DEADLINE_S
 from services.postgres import slots
-from services.postgres.origins import origin_exists
 from services.postgres.publications import publication_oid
 from services.postgres.server import Connection
+from services.postgres.witness_sequences import drop_statement
 
 OPERATION = "tear down"
 _DELETE_TIMEOUT_S = 60.0
@@ -41,6 +42,8 @@ _MAY_DROP = {
     " WHERE rolname = current_user AND %s <> ''",
     "origin": "SELECT has_function_privilege('pg_replication_origin_drop(text)', 'EXECUTE')"
     " AND %s <> ''",
+    "sequence": "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class c JOIN pg_namespace n"
+    " ON n.oid = relnamespace WHERE relkind = 'S' AND nspname || '.' || relname = %s",
     "publication": "SELECT pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s",
 }
 """Whether our role may drop an object of a kind, by its name."""
@@ -102,11 +105,14 @@ def _in_database(
         yield _statement(
             connection, source.slot, "slot", source.slot, "SELECT pg_drop_replication_slot(%s)"
         )
-    origin = ORIGIN_PREFIX + source.slot
-    if origin_exists(connection, origin):
+    origin, sequence = OriginWitness(source.slot), SequenceWitness(source.slot)
+    if origin.exists(connection):
         yield _statement(
-            connection, source.slot, "origin", origin, "SELECT pg_replication_origin_drop(%s)"
+            connection, source.slot, "origin", origin.name, "SELECT pg_replication_origin_drop(%s)"
         )
+    if sequence.exists(connection):
+        drop = drop_statement(source.slot)
+        yield _statement(connection, source.slot, "sequence", sequence.name, drop)
     if publication and publication_oid(connection, source.publication) is not None:
         name = source.publication
         statement = sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name))

@@ -22,6 +22,14 @@ def drop_own_origin(connection: Connection, origin: str) -> None:
     connection.execute("SELECT pg_replication_origin_drop(%s)", [origin])
 
 
+def may_read_progress(connection: Connection) -> bool:
+    """Tell whether our role may read the position of an origin that it has not set up."""
+    row = connection.execute(
+        "SELECT has_function_privilege('pg_replication_origin_progress(text, boolean)', 'EXECUTE')"
+    ).fetchone()
+    return row == (True,)
+
+
 def origin_progress(connection: Connection, origin: str) -> int | None:
     """Return the origin's position in bytes, None where it has never been moved."""
     row = connection.execute(

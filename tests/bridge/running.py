@@ -38,6 +38,7 @@ class Bridge:
         slot: str = "",
         tables: tuple[str, ...] = (),
         origin: str = "any",
+        witness: str = "origin",
         shaping: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         two_phase: bool = False,
@@ -74,6 +75,7 @@ class Bridge:
                 "publication": self.publication,
                 "tables": list(tables),
                 "origin": origin,
+                "witness": witness,
                 "two_phase": two_phase,
             },
             "kafka": {

@@ -90,7 +90,7 @@ class Release:
             reach("release offset")
             self._forget_progress()
             reach("release forgotten")
-        self._primary.drop_origin()
+        self._primary.forget_origin()
         logger.info("released: start the connector", slot=self._source.slot, lsn=format_lsn(lsn))
         return lsn
 

@@ -4,7 +4,7 @@
     the database              system_identifier          IDENTIFY_SYSTEM
     its timeline              timeline, history          IDENTIFY_SYSTEM, TIMELINE_HISTORY
     it was not set back       end_lsn                    where its WAL is flushed up to
-                              origin_lsn, wal_lsn        where the replication origin is
+                              origin_lsn, wal_lsn        where the origin or sequence is
                               xid, commit_time_us        the WAL at commit_lsn
     what events are of        publication, its oid,      pg_publication, the settings
                               source_origin
@@ -33,9 +33,14 @@ from services.bridge.progress.errors import (
 from services.bridge.progress.wal_commit import WalCommit
 from services.postgres.server import Server
 from services.postgres.slots import Slot
+from services.postgres.witness_sequences import SCHEMA, sequence_name
 
 FIRST_TIMELINE = 1
 """It has no ancestors, which needs no record to be known."""
+
+
+_WITNESSES = {"origin": "replication origin", "sequence": "witness sequence"}
+_OTHER_WITNESS = {"origin": _WITNESSES["sequence"], "sequence": _WITNESSES["origin"]}
 
 
 class Selection(NamedTuple):
@@ -58,9 +63,10 @@ class Witnesses:
     """The server's evidence at a start.
 
     `switch_points`: each ancestor of the server's timeline -> the LSN at which it was left.
-    `wal_lsn`: where the server's WAL is flushed up to. `commit`: what its WAL has at the record's
-    `commit_lsn`, None: not known. `accepted`: the Selection, as text, to
-    which an operator lets this start change.
+    `origin_lsn`: of the witness that is in use (`witness`), `former_lsn`: of the other kind, where
+    it is known. `wal_lsn`: where the server's WAL is flushed up to. `commit`: what its WAL has at
+    the record's `commit_lsn`, None: not known. `accepted`: the Selection, as text, to which an
+    operator lets this start change.
     """
 
     slot: Slot | None
@@ -71,6 +77,20 @@ class Witnesses:
     selection: Selection
     accepted: str = ""
     commit: WalCommit | None = None
+    witness: str = "origin"
+    former_lsn: int | None = None
+
+    @property
+    def noted_lsn(self) -> int | None:
+        """The furthest position that a witness of any kind notes; Kafka had all up to there."""
+        known = [lsn for lsn in (self.origin_lsn, self.former_lsn) if lsn is not None]
+        return max(known, default=None)
+
+    @property
+    def noted_by(self) -> str:
+        """The witness of `noted_lsn`."""
+        former = (self.former_lsn or 0) > (self.origin_lsn or 0)
+        return _OTHER_WITNESS[self.witness] if former else _WITNESSES[self.witness]
 
     @property
     def agreed_lsn(self) -> int:
@@ -160,7 +180,7 @@ def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
     if _history(record) is None:
         yield "the timeline's history"
     if not _origin_is_binding(record, seen):
-        yield "the replication origin's position"
+        yield f"the {_WITNESSES[seen.witness]}'s position"
     if record.commit_lsn and (seen.commit is None or not record.xid):
         yield "the last transaction's commit in the WAL"
     if not record.publication:
@@ -250,13 +270,15 @@ def _check_branch(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 
 def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
-    """Tell whether the server must have the origin position that the record notes.
+    """Tell whether the server must have the witness's position that the record notes.
 
     A promoted standby must have it if it had the WAL of that move, which ends at `wal_lsn` or
     before.
     """
+    if not record.origin_lsn or record.witness != seen.witness:
+        return False
     left = seen.switch_points.get(record.timeline)
-    return bool(record.origin_lsn) and (left is None or record.wal_lsn <= left)
+    return left is None or record.wal_lsn <= left
 
 
 def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
@@ -283,16 +305,15 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
         known = known_lsn
     elif _origin_is_binding(record, seen) and seen.origin_lsn is None:
         raise disagreement(
-            "the replication origin has no position, but by Kafka's record it was at "
+            f"the {_WITNESSES[seen.witness]} has no position, but by Kafka's record it was at "
             f"{format_lsn(record.origin_lsn)}: it was dropped, or the server was set back",
             slot,
             record.end_lsn,
-            f"if the origin alone was dropped: SELECT pg_replication_origin_create('slotbridge_"
-            f"{slot}'), pg_replication_origin_advance('slotbridge_{slot}', "
-            f"'{format_lsn(record.origin_lsn)}'); else {RECOVER}",
+            f"if the {seen.witness} alone was dropped: {_restoring(record, slot)}; else {RECOVER}",
         )
     elif _origin_is_binding(record, seen) and record.origin_lsn > origin_lsn:
-        what = f"its replication origin is at {format_lsn(origin_lsn)}, by Kafka's record it was at"
+        name = _WITNESSES[seen.witness]
+        what = f"its {name} is at {format_lsn(origin_lsn)}, by Kafka's record it was at"
         known = record.origin_lsn
     elif not _has_commit(record, seen):
         what = f"its WAL lacks the commit of transaction {record.xid} that Kafka's record has at"
@@ -307,6 +328,21 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
         reached(record),
         f"was set back to an earlier state, as by a restored volume or snapshot ({what} "
         f"{format_lsn(known)}; they agree up to {format_lsn(seen.agreed_lsn)})",
+    )
+
+
+def _restoring(record: ProgressRecord, slot: str) -> str:
+    """Return the SQL that restores the witness where it was by the record."""
+    if record.witness == "origin":
+        return (
+            f"SELECT pg_replication_origin_create('slotbridge_{slot}'), "
+            f"pg_replication_origin_advance('slotbridge_{slot}', "
+            f"'{format_lsn(record.origin_lsn)}')"
+        )
+    name = f"{SCHEMA}.{sequence_name(slot)}"
+    return (
+        f"CREATE SEQUENCE IF NOT EXISTS {name}; SELECT setval('{name}', {record.origin_lsn}); "
+        "GRANT SELECT, UPDATE on it to the bridge's role"
     )
 
 

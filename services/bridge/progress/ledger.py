@@ -21,6 +21,7 @@ from schemas.lsn import format_lsn
 from services.bridge.progress.consistency import Witnesses, check_server, invalidated
 from services.bridge.progress.errors import RECOVER, disagreement
 from services.postgres.slots import Slot
+from services.postgres.witness_sequences import SCHEMA, sequence_name
 
 
 class Position(NamedTuple):
@@ -105,9 +106,9 @@ def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     Raise what check_server raises, and OperatorNeeded (WITNESSES_DISAGREE).
     """
     check_server(record, seen, slot)
-    if seen.origin_lsn is not None and seen.origin_lsn > record.end_lsn:
+    if seen.noted_lsn is not None and seen.noted_lsn > record.end_lsn:
         raise disagreement(
-            f"the replication origin has {format_lsn(seen.origin_lsn)}, Kafka only "
+            f"the {seen.noted_by} has {format_lsn(seen.noted_lsn)}, Kafka only "
             f"{format_lsn(record.end_lsn)}: Kafka lost committed data",
             slot,
             record.end_lsn,
@@ -126,14 +127,22 @@ def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 def check_beginning(seen: Witnesses, slot: str) -> None:
     """Check that a first start is the first: the server has no trace of an earlier one."""
-    if seen.origin_lsn is not None:
+    if seen.noted_lsn is not None:
         raise disagreement(
-            f"the replication origin has {format_lsn(seen.origin_lsn)}, but Kafka has no progress "
+            f"the {seen.noted_by} has {format_lsn(seen.noted_lsn)}, but Kafka has no progress "
             "record",
             slot,
-            seen.origin_lsn,
+            seen.noted_lsn,
             "check kafka.bootstrap_servers and kafka.topic_prefix; if the topics are lost, "
-            f"{RECOVER}",
+            f"{RECOVER}{_of_dump(seen, slot)}",
         )
     if seen.slot is not None and seen.slot.invalidation_reason is not None:
         raise invalidated(seen.slot, slot)
+
+
+def _of_dump(seen: Witnesses, slot: str) -> str:
+    """Return what to do where the sequence was copied: unlike an origin, it is in a dump."""
+    if seen.witness != "sequence" or seen.origin_lsn is None:
+        return ""
+    name = f"{SCHEMA}.{sequence_name(slot)}"
+    return f"; if the database was restored from a dump: SELECT setval('{name}', 1, false)"

@@ -169,7 +169,7 @@ def _was_committed(
         last,
         record,
         confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
-        origin_lsn=primary.origin_lsn() or 0,
+        origin_lsn=max(primary.origin_lsn() or 0, primary.former_lsn() or 0),
         shown=[position for position in shown(topics, stuck) if remaining(position, lost)],
         behind=read_visible(topics, slot).hidden if record is not None else (),
     )

@@ -103,11 +103,11 @@ class Records:
 
         The record also tells whatever else identifies the server, where it lacked that, and the
         ends of partitions that hold instead of those noted before. What `record` tells of the
-        origin was true on the record's own timeline.
+        origin was true on the record's own timeline, and of its own witness.
         """
         now = self._identity()
         tell_changed(record.placement, self._placement)
-        if record.timeline == self.timeline:
+        if (record.timeline, record.witness) == (self.timeline, self._seen.witness):
             self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
         known = all(getattr(record, name) == value for name, value in now.items())
         if known and not producer.tails.renewed:
@@ -131,6 +131,7 @@ class Records:
             "system_identifier": self._seen.server.system_identifier,
             "timeline": self.timeline,
             "history": dict(self._seen.switch_points),
+            "witness": self._seen.witness,
             "publication": selection.publication,
             "publication_oid": selection.oid,
             "source_origin": selection.origin,

@@ -168,6 +168,8 @@ class StartCheck:
         return Witnesses(
             slot=self._primary.slot(),
             origin_lsn=self._primary.origin_lsn(),
+            former_lsn=self._primary.former_lsn(),
+            witness=self._primary.kind_of_witness,
             server=server,
             switch_points=self.switch_points,
             wal_lsn=wal_lsn,

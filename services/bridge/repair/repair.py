@@ -206,7 +206,8 @@ class Repair:
         recorded_lsn = 0 if last is None else reached(last)
         self._shown = max([one[:2] for one in shown(self._topics)], default=(0, 0))
         beyond_lsn = self._shown[0] + 1
-        return max(folded_lsn, recorded_lsn, self._primary.origin_lsn() or 0, beyond_lsn)
+        noted = max(self._primary.origin_lsn() or 0, self._primary.former_lsn() or 0)
+        return max(folded_lsn, recorded_lsn, noted, beyond_lsn)
 
     def _part(self, last: ProgressRecord | None) -> ProgressRecord | None:
         """Return the last record if Kafka has but a part of its transaction, and nothing behind."""

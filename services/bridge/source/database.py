@@ -1,8 +1,8 @@
-"""The SQL side of the bridge: find the primary, prepare it, move the replication origin.
+"""The SQL side of the bridge: find the primary, prepare it, move the second witness (`witness`).
 
-One ordinary connection, held as long as the session lasts. Its replication origin is session-owned
-(`pg_replication_origin_session_setup`), which makes it the lock that keeps a second bridge waiting.
-While changes flow, another one takes its place where the server ends it (`sql_session`).
+One ordinary connection, held as long as the session lasts. It owns the replication origin, or an
+advisory lock alone where `source.witness` is a sequence: so a second bridge waits. While changes
+flow, another one takes its place where the server ends it (`sql_session`).
 """
 
 import contextlib
@@ -14,7 +14,6 @@ import structlog
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import HEARTBEAT_PREFIX
-from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from services.bridge import metrics
 from services.bridge.pgoutput.type_names import PgType
@@ -30,7 +29,8 @@ from services.bridge.source.sql_session import SqlSessionEnded, connect_again, i
 from services.bridge.source.table_options import creation_statement
 from services.bridge.source.type_catalog import money_digits, read_types
 from services.bridge.source.visibility import await_visible
-from services.postgres import origins, slots
+from services.bridge.source.witness import former_position, former_witness, lock, witness_of
+from services.postgres import slots
 from services.postgres.partitions import Partition, partitions
 from services.postgres.publications import (
     PrimaryKey,
@@ -46,8 +46,6 @@ from services.postgres.stored_columns import StoredColumns, stored_columns
 
 logger = structlog.get_logger(__name__)
 
-ORIGIN_PREFIX = "slotbridge_"
-
 
 class Primary:
     """The chosen primary and the session that owns the origin. Close it when done."""
@@ -58,14 +56,16 @@ class Primary:
         self._settings = settings
         self._idle_timeout_ms = idle_timeout_ms
         self._deadline_s = sql_deadline_ms / 1000
-        self.origin = ORIGIN_PREFIX + settings.slot
+        self.witness = witness_of(settings.witness, settings.slot)
+        self.kind_of_witness = settings.witness
+        self._former = former_witness(settings.witness, settings.slot)
         chosen = find_primary(settings)
         self.conninfo = chosen.conninfo
         self.server = chosen.server
         self._connection = chosen.connection
-        self._origin_owned = False
+        self._locked = self._origin_owned = False
         self._pid = 0
-        """Of the server's process that owns the origin."""
+        """Of the server's process that owns the origin or holds the lock."""
         self.streams = False
         """Whether the replication connection streams, so that the server is known to be there."""
         self._slot_read = False
@@ -86,9 +86,9 @@ class Primary:
             raise ended
         slot = self._settings.slot
         self._connection = connect_again(self.conninfo, self.server, slot, self._pid)
-        self._origin_owned = False
-        with self._statement("take the origin again"):
-            self._own_origin()
+        self._locked = self._origin_owned = False
+        with self._statement("take the witness again"):
+            self._own_witness()
         logger.info("opened another SQL session", slot=slot, reason=ended.message)
 
     def prepare(self) -> None:
@@ -105,18 +105,20 @@ class Primary:
                 "that the new primary never had",
                 slot=self._settings.slot,
             )
-        with self._statement("take the origin"):
-            if origins.origin_exists(self._connection, self.origin):
-                self._own_origin()
+        with self._statement("take the witness"):
+            if self.witness.exists(self._connection):
+                self._own_witness()
+            else:
+                self._lock()
 
     def establish(self) -> None:
-        """Make publication and origin where missing, and take the origin. Raise as `prepare`."""
+        """Make publication and witness where missing, and take the witness. Raise as `prepare`."""
         with self._statement("prepare the server"):
             self._ensure_publication()
-            if not origins.origin_exists(self._connection, self.origin):
-                origins.create_origin(self._connection, self.origin)
-                logger.info("created origin", origin=self.origin)
-            self._own_origin()
+            if not self.witness.exists(self._connection):
+                self.witness.create(self._connection)
+                logger.info(f"created {self._settings.witness}", witness=self.witness.name)
+            self._own_witness()
 
     def require_free_slot(self, operation: str) -> None:
         """Raise Retryable while something streams from the slot, SetupError while commits wait."""
@@ -204,16 +206,19 @@ class Primary:
             )
 
     def origin_lsn(self) -> int | None:
-        """Return the origin's position, None where it has never been moved."""
-        with self._statement("read the origin"):
-            if not origins.origin_exists(self._connection, self.origin):
-                return None
-            return origins.origin_progress(self._connection, self.origin)
+        """Return the witness's position, None where it has never been moved."""
+        with self._statement("read the witness"):
+            return self.witness.position(self._connection)
 
-    def drop_origin(self) -> None:
-        """Give the origin up, and drop it."""
-        with self._statement("drop the origin"):
-            origins.drop_own_origin(self._connection, self.origin)
+    def former_lsn(self) -> int | None:
+        """Return the position of the other kind of witness, None where none is known."""
+        with self._statement("read the former witness"):
+            return former_position(self._connection, self._former)
+
+    def forget_origin(self) -> None:
+        """Leave no trace of a position in the witness."""
+        with self._statement("forget the witness"):
+            self.witness.forget(self._connection)
             self._origin_owned = False
 
     def clock_ms(self) -> int:
@@ -277,20 +282,20 @@ class Primary:
 
     @in_any_session
     def move_origin(self, lsn: int) -> int | None:
-        """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
+        """Record `lsn` in the witness, with the heartbeat message, in one small transaction.
 
         Return where that transaction's commit ends, or later. It was flushed (synchronous_commit =
         local), so that no crash of the server takes it back. None on a server that takes no writes,
         which may be fenced for a switchover: nothing of ours is to lie behind its last commit.
         """
-        with self._statement("move the origin"):
+        with self._statement("move the witness"):
             with self._connection.transaction():
                 if setting(self._connection, "transaction_read_only") == "on":
                     return None
+                self.witness.move(self._connection, lsn)
                 self._connection.execute(
-                    "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
-                    " pg_logical_emit_message(true, %s, %s)",
-                    [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
+                    "SELECT pg_logical_emit_message(true, %s, %s)",
+                    [HEARTBEAT_PREFIX, self._settings.slot],
                 )
             return written_lsn(self._connection)
 
@@ -342,16 +347,26 @@ class Primary:
         tables = ", ".join(self._settings.tables) or "all tables"
         logger.info("created publication", publication=name, tables=tables)
 
-    def _own_origin(self) -> None:
-        if self._origin_owned:
-            return
+    def _own_witness(self) -> None:
+        if not self._origin_owned:
+            self._note_session()
+            self.witness.own(self._connection)
+            self._origin_owned = True
+        self._lock()
+
+    def _lock(self) -> None:
+        if not self._locked:
+            self._note_session()
+            lock(self._connection, self._settings.slot)
+            self._locked = True
+
+    def _note_session(self) -> None:
+        """Let the server end this session where it idles: it keeps other bridges waiting."""
         row = self._connection.execute(
-            "SELECT pg_backend_pid(), set_config('idle_session_timeout', %s, false),"
-            " pg_replication_origin_session_setup(%s)",
-            [f"{self._idle_timeout_ms}ms", self.origin],
+            "SELECT pg_backend_pid(), set_config('idle_session_timeout', %s, false)",
+            [f"{self._idle_timeout_ms}ms"],
         ).fetchone()
         self._pid = int(row[0]) if row is not None else 0
-        self._origin_owned = True
 
     @contextlib.contextmanager
     def _statement(self, operation: str) -> Iterator[None]:

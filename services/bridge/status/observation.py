@@ -18,12 +18,11 @@ from schemas.shaping import ShapingSettings
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.sink.offsets import name_of
 from services.bridge.sink.topics import Topics
-from services.bridge.source.database import ORIGIN_PREFIX
 from services.bridge.source.hosts import host_name, single_hosts
 from services.bridge.source.replication_connection import walsender_name
 from services.bridge.source.server_errors import connect_error
+from services.bridge.source.witness import Kind, witness_of
 from services.postgres import slots
-from services.postgres.origins import origin_exists, origin_progress
 from services.postgres.server import Connection, read_received, read_server, written_lsn
 from services.postgres.slots import Slot
 
@@ -41,6 +40,8 @@ class HostStatus:
     system_identifier: str = ""
     slot: Slot | None = None
     origin_lsn: int | None = None
+    witness: str = "origin"
+    """What `origin_lsn` is of: source.witness."""
     wal_lsn: int | None = None
     prepared_gids: tuple[str, ...] = ()
     withheld_by: tuple[str, ...] = ()
@@ -140,7 +141,7 @@ class Status:
 
 def read_status(source: SourceSettings, kafka: KafkaSettings, shaping: ShapingSettings) -> Status:
     """Ask every host and Kafka. What does not answer is part of the result, not an error."""
-    hosts = tuple(_host(conninfo, source.slot) for conninfo in single_hosts(source))
+    hosts = tuple(_host(conninfo, source.slot, source.witness) for conninfo in single_hosts(source))
     topics = Topics(kafka, shaping)
     missing, kafka_problem = _or_problem(lambda: _leaderless(topics))
     found: tuple[ProgressRecord | None, list[PreparedRecord]] | None = None
@@ -180,7 +181,7 @@ def _waiting(record: PreparedRecord, primary: HostStatus | None) -> Waiting:
     )
 
 
-def _host(conninfo: str, slot: str) -> HostStatus:
+def _host(conninfo: str, slot: str, kind: Kind) -> HostStatus:
     where, name = conninfo_to_dict(conninfo), host_name(conninfo)
     try:
         with psycopg.connect(
@@ -189,14 +190,14 @@ def _host(conninfo: str, slot: str) -> HostStatus:
             application_name="slotbridge status",
             options=f"{where.get('options') or ''} -c statement_timeout=10s",
         ) as connection:
-            return _read(connection, name, slot)
+            return _read(connection, name, slot, kind)
     except psycopg.Error as error:
         return HostStatus(name, problem=connect_error(str(error), name).message)
 
 
-def _read(connection: Connection, name: str, slot: str) -> HostStatus:
+def _read(connection: Connection, name: str, slot: str, kind: Kind) -> HostStatus:
     server = read_server(connection)
-    origin = ORIGIN_PREFIX + slot
+    witness = witness_of(kind, slot)
     read_only = connection.execute("SHOW default_transaction_read_only").fetchone()
     gids = connection.execute(
         "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
@@ -207,9 +208,8 @@ def _read(connection: Connection, name: str, slot: str) -> HostStatus:
         timeline=server.timeline,
         system_identifier=server.system_identifier,
         slot=slots.read_slot(connection, slot),
-        origin_lsn=origin_progress(connection, origin)
-        if origin_exists(connection, origin)
-        else None,
+        origin_lsn=witness.position(connection),
+        witness=kind,
         wal_lsn=read_received(connection) if server.in_recovery else written_lsn(connection),
         prepared_gids=tuple(row[0] for row in gids),
         withheld_by=slots.withheld_by(connection, walsender_name(slot)),

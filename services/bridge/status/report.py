@@ -51,7 +51,7 @@ def _host(host: HostStatus) -> str:
     if host.wal_lsn is not None:
         parts.append(f"WAL at {format_lsn(host.wal_lsn)}")
     if host.origin_lsn is not None:
-        parts.append(f"origin at {format_lsn(host.origin_lsn)}")
+        parts.append(f"{host.witness} at {format_lsn(host.origin_lsn)}")
     return ", ".join(parts)
 
 

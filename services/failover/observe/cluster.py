@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 
-import psycopg
 from pydantic import SecretStr
 
 from schemas.errors import ExitCode, SetupError, SlotbridgeError
@@ -36,6 +35,7 @@ from services.failover.observe.addresses import (
     require_own_addresses,
 )
 from services.failover.observe.bridge_client import Bridge
+from services.failover.observe.bridge_positions import read_positions
 from services.failover.observe.client_sessions import read_fence, read_leaks, sessions_before_reload
 from services.failover.observe.last_contact import Sightings
 from services.failover.observe.node_details import look, read_elsewhere
@@ -55,7 +55,6 @@ from services.failover.observe.subscriptions import (
     subscription_of,
 )
 from services.postgres import slots
-from services.postgres.origins import read_origins
 from services.postgres.server import (
     Connection,
     SettingValue,
@@ -289,7 +288,7 @@ class Cluster:
         upstream = settings.pop("primary_conninfo", None)
         led = _without_secrets(upstream.value, name) if upstream else None
         mark, read_only, next_xid = read_fence(connection)
-        origins = _origins(connection) if self._bridge_slot else {}
+        origins = read_positions(connection, self._bridge_slot) if self._bridge_slot else {}
         return NodeState(
             server=server,
             replication=replication,
@@ -372,13 +371,6 @@ class Cluster:
             masked = SettingValue(around.upstream.masked, upstream.source)
             settings = {**settings, "primary_conninfo": masked}
         return replace(node, state=replace(node.state, settings=settings, details=around))
-
-
-def _origins(connection: Connection) -> dict[str, int] | None:
-    try:
-        return read_origins(connection)
-    except psycopg.errors.InsufficientPrivilege:
-        return None  # a witness more, not one that is needed: it is said that it was not asked
 
 
 def _without_secrets(text: str, name: str) -> Conninfo:
