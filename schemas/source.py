@@ -10,6 +10,7 @@ from schemas.shaping import ColumnName, TablePattern
 
 _SLOT_NAME = r"^[a-z0-9_]{1,40}$"
 _IDENTITY = r"^(full|default|nothing|index .{1,63})$"
+_ALL = ".*"
 Value = TypeVar("Value")
 Condition = Annotated[str, Field(min_length=1, max_length=10_000)]
 Columns = Annotated[tuple[ColumnName, ...], Field(min_length=1)]
@@ -30,7 +31,9 @@ class SourceSettings(BaseModel):
     """Name of the publication. The bridge creates a missing one at its first start, if its role
     may."""
     tables: tuple[str, ...] = ()
-    """Tables (`schema.table`) of a publication that the bridge creates; empty: all tables."""
+    """Tables (`schema.table`) of a publication that the bridge creates, and whole schemas
+    (`schema.*`), with tables that are made later; empty: all tables. Only a superuser can publish
+    a schema."""
     row_filters: dict[TablePattern, Condition] | None = None
     """Tables to the SQL condition (WHERE) of the rows that the publication sends; the first pattern
     that fits applies. Unset: `slotbridge publication` leaves row filters as they are; {}: none."""
@@ -63,22 +66,40 @@ class SourceSettings(BaseModel):
         for table in tables:
             if table.count(".") != 1 or not all(table.split(".")):
                 raise ValueError(f"{table!r} is not of the form schema.table")
+        schemas = {schema_and_table(table)[0] for table in tables if table.endswith(_ALL)}
+        for table in tables:
+            schema, name = schema_and_table(table)
+            if schema in schemas and name != "*":
+                raise ValueError(f"{table!r} is in {schema}{_ALL}, which is listed, too")
         return tables
+
+    @property
+    def single_tables(self) -> tuple[tuple[str, str], ...]:
+        """The tables of `tables` that are listed by name, as (schema, table)."""
+        return tuple(schema_and_table(one) for one in self.tables if not one.endswith(_ALL))
+
+    @property
+    def whole_schemas(self) -> tuple[str, ...]:
+        """The schemas of `tables` that are listed as `schema.*`."""
+        return tuple(one.removesuffix(_ALL) for one in self.tables if one.endswith(_ALL))
 
     @model_validator(mode="after")
     def _of_listed_tables(self) -> "SourceSettings":
         """Refuse a pattern that fits no table: a filter that filters nothing would show too much.
 
-        Source: CREATE PUBLICATION, which knows filters and lists of single tables alone.
+        Source: CREATE PUBLICATION, which knows filters and lists of single tables alone, and no
+        list beside a whole schema.
         """
-        tables = [schema_and_table(table) for table in self.tables]
+        if self.column_lists and self.whole_schemas:
+            raise ValueError("column_lists can't go with whole schemas (schema.*) in source.tables")
         for name, patterns in (
             ("row_filters", self.row_filters or {}),
             ("column_lists", self.column_lists or {}),
             ("replica_identity", self.replica_identity),
         ):
             for pattern in patterns:
-                if not any(table_matches(pattern, *table) for table in tables):
+                fits = any(table_matches(pattern, *table) for table in self.single_tables)
+                if not fits and (name != "replica_identity" or not self.whole_schemas):
                     raise ValueError(f"{name}: {pattern} fits none of source.tables")
         for pattern, columns in (self.column_lists or {}).items():
             if len({*columns}) < len(columns):

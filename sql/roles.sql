@@ -41,10 +41,11 @@ SELECT format('GRANT CONNECT ON DATABASE %I TO %I', :'source_database', name)
 -- read no more than REPLICATION does, by which it could copy all files; tables made later need no grant.
 ALTER ROLE :"bridge" REPLICATION;
 GRANT pg_read_all_data TO :"bridge";
-GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text),
-    pg_replication_origin_session_setup(text),
-    pg_replication_origin_xact_setup(pg_lsn, timestamptz),
-    pg_replication_origin_progress(text, boolean) TO :"bridge";
+-- By name: pg_replication_origin_session_setup has one more parameter in PostgreSQL 19.
+SELECT format('GRANT EXECUTE ON FUNCTION %s TO %I', oid::regprocedure, :'bridge')
+  FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname IN (
+       'pg_replication_origin_create', 'pg_replication_origin_session_setup',
+       'pg_replication_origin_xact_setup', 'pg_replication_origin_progress') \gexec
 
 -- slottables verify: the rows that are published.
 SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I', schemaname, :'tables')

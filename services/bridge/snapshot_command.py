@@ -3,21 +3,18 @@
 import contextlib
 import json as json_module
 import time
-import uuid
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from schemas.errors import ExitCode, SettingsError
+from schemas.errors import ExitCode
 from schemas.events import progress_topic
 from schemas.settings import load_settings, require
 from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.bridge.sink.topics import Topics
-from services.bridge.snapshot.requests import Signal, check_signal
 from services.bridge.snapshot.session_snapshot import look_for_known
-from services.bridge.snapshot.signal_table import insert_signal
-from services.bridge.snapshot.signal_topic import send_to_topic
+from services.bridge.snapshot.signal_sending import READ_ROWS, rows_of, send_signal
 from services.bridge.snapshot.table_state import FINISHED, state
 from services.bridge.snapshot_bars import Bars
 from services.runtime.process import configure_logging, exit_codes, stop_on_signals
@@ -177,52 +174,36 @@ def start(
 
     start, stop, pause and resume need snapshot.signal_table or snapshot.signal_topic.
     """
-    data: dict[str, object] = {"data-collections": tables, "type": "incremental"}
+    data = rows_of(tables)
     if where:
         data["additional-conditions"] = [
             {"data-collection": name, "filter": where} for name in tables
         ]
-    _signal(config, "execute-snapshot", data)
+    _signal(config, READ_ROWS, data)
 
 
 @snapshot.command()
 def stop(config: ConfigFile, tables: Tables = None) -> None:
     """Ask the bridge to read no more rows of these tables."""
-    _signal(config, "stop-snapshot", {"data-collections": tables or [], "type": "incremental"})
+    _signal(config, "stop-snapshot", rows_of(tables or []))
 
 
 @snapshot.command()
 def pause(config: ConfigFile, tables: Tables = None) -> None:
     """Ask the bridge to pause reading rows of these tables until `resume`."""
-    _signal(config, "pause-snapshot", {"data-collections": tables or [], "type": "incremental"})
+    _signal(config, "pause-snapshot", rows_of(tables or []))
 
 
 @snapshot.command()
 def resume(config: ConfigFile, tables: Tables = None) -> None:
     """Ask the bridge to go on reading rows of these tables."""
-    _signal(config, "resume-snapshot", {"data-collections": tables or [], "type": "incremental"})
+    _signal(config, "resume-snapshot", rows_of(tables or []))
 
 
 def _signal(config: Path, kind: str, data: dict[str, object]) -> None:
     configure_logging(json_lines=False)
     with exit_codes():
-        settings = load_settings(config)
-        source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
-        table, topic = settings.snapshot.signal_table, settings.snapshot.signal_topic
-        signal = Signal(str(uuid.uuid4()), kind, json_module.dumps(data))
-        check_signal(signal)
-        if table is not None:
-            insert_signal(source, table, signal)
-        elif topic is not None:
-            send_to_topic(kafka, topic, signal)
-        else:
-            raise SettingsError(
-                "neither snapshot.signal_table nor snapshot.signal_topic is set",
-                operation="send a signal",
-                hint="name a published table with the columns id, type, data, or a topic "
-                "(docs/SNAPSHOTS.md)",
-            )
-        typer.echo(signal.id)
+        typer.echo(send_signal(load_settings(config), kind, data))
 
 
 def print_tables(found: list[SnapshotProgress], states: list[str], mode: str) -> None:

@@ -38,8 +38,8 @@ OPERATION = "tear down"
 _DELETE_TIMEOUT_S = 60.0
 _AS_SUPERUSER = "run teardown as a superuser: set SLOTBRIDGE_SOURCE__CONNINFO for this command"
 _MAY_DROP = {
-    "slot": "SELECT bool_or(rolsuper OR rolreplication) FROM pg_roles"
-    " WHERE rolname = current_user AND %s <> ''",
+    "slot": "SELECT bool_or(rolname = current_user AND (rolsuper OR rolreplication)"
+    " OR rolname = 'rds_replication' AND pg_has_role(oid, 'USAGE')) FROM pg_roles WHERE %s <> ''",
     "origin": "SELECT has_function_privilege('pg_replication_origin_drop(text)', 'EXECUTE')"
     " AND %s <> ''",
     "sequence": "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class c JOIN pg_namespace n"

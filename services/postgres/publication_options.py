@@ -89,7 +89,8 @@ def published_options(connection: Connection, publication: str) -> dict[TableNam
         " WHERE attrelid = prrelid AND attnum = ANY (prattrs::int2[]) ORDER BY attnum) END"
         " FROM pg_publication_rel r"
         " JOIN pg_publication p ON p.oid = prpubid JOIN pg_class c ON c.oid = prrelid"
-        " JOIN pg_namespace n ON n.oid = relnamespace WHERE pubname = %s",
+        " JOIN pg_namespace n ON n.oid = relnamespace WHERE pubname = %s"
+        " AND NOT coalesce(to_jsonb(r) ->> 'prexcept', 'false')::bool",  # EXCEPT of PostgreSQL 19
         [publication],
     ).fetchall()
     return {

@@ -8,7 +8,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from services.postgres.publication_options import TableOptions, published_options, table_clause
-from services.postgres.published_tables import IS_IDENTITY
+from services.postgres.published_tables import EXCEPTED, IS_EXCEPTED, IS_IDENTITY
 from services.postgres.server import Connection
 
 
@@ -53,14 +53,24 @@ def publishes_all_tables(connection: Connection, publication: str) -> bool:
 
 
 def publication_statement(
-    publication: str, tables: Mapping[tuple[str, str], TableOptions]
+    publication: str,
+    tables: Mapping[tuple[str, str], TableOptions],
+    schemas: Sequence[str] = (),
 ) -> sql.Composed:
-    """Return the statement that creates the publication for `tables`; empty: for all tables."""
+    """Return the statement that creates the publication for tables and whole schemas.
+
+    Without any, it is for all tables.
+    """
     name = sql.Identifier(publication)
-    if not tables:
-        return sql.SQL("CREATE PUBLICATION {} FOR ALL TABLES").format(name)
-    parts = sql.SQL(", ").join(table_clause(*table) for table in tables.items())
-    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(name, parts)
+    kinds: list[sql.Composable] = []
+    if schemas:
+        names = sql.SQL(", ").join(map(sql.Identifier, schemas))
+        kinds.append(sql.SQL("TABLES IN SCHEMA {}").format(names))
+    if tables:
+        clauses = sql.SQL(", ").join(table_clause(*table) for table in tables.items())
+        kinds.append(sql.SQL("TABLE {}").format(clauses))
+    parts = sql.SQL(", ").join(kinds or [sql.SQL("ALL TABLES")])
+    return sql.SQL("CREATE PUBLICATION {} FOR {}").format(name, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,19 @@ def members(connection: Connection, publication: str) -> Members | None:
         return None
     tables = published_options(connection, publication)
     return Members(row[0], tables, tuple(row[2]), row[1])
+
+
+def schema_tables(
+    connection: Connection, schemas: Sequence[str]
+) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Return each of `schemas` that is there -> its tables that can be published."""
+    rows = connection.execute(
+        "SELECT nspname::text, ARRAY(SELECT relname::text FROM pg_class c"
+        " WHERE relnamespace = n.oid AND relkind IN ('r', 'p') AND relpersistence = 'p' ORDER BY 1)"
+        " FROM pg_namespace n WHERE nspname = ANY (%s)",
+        [[*schemas]],
+    ).fetchall()
+    return {schema: tuple((schema, name) for name in names) for schema, names in rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +175,25 @@ def published_columns(
     return {(schema, table): tuple(columns) for schema, table, columns in rows}
 
 
-_PUBLISHED: LiteralString = """
+_PUBLISHED: LiteralString = (
+    """
     WITH RECURSIVE chosen AS (
       SELECT oid, puballtables, pubviaroot,
              coalesce(to_jsonb(p) ->> 'pubgencols', 'n') = 's' AS generated
         FROM pg_publication p WHERE pubname = %s
-    ), listed (relid, columns) AS (
+    ), excepted (relid) AS ("""  # noqa: S608 - our own words
+    + EXCEPTED
+    + """), listed (relid, columns) AS (
       SELECT r.prrelid, r.prattrs::int2[] FROM pg_publication_rel r JOIN chosen p ON p.oid = prpubid
+       WHERE NOT """
+    + IS_EXCEPTED
+    + """
        UNION ALL
       SELECT c.oid, NULL FROM chosen p JOIN pg_publication_namespace n ON n.pnpubid = p.oid
         JOIN pg_class c ON c.relnamespace = n.pnnspid
        UNION ALL
       SELECT c.oid, NULL FROM chosen p JOIN pg_class c ON p.puballtables
+       WHERE c.oid NOT IN (SELECT relid FROM excepted)
     ), below (relid, columns, root) AS (
       SELECT relid, columns, relid FROM listed
        UNION ALL
@@ -185,6 +215,7 @@ _PUBLISHED: LiteralString = """
                 ELSE c.relkind = 'r' END
      ORDER BY c.oid, b.root <> c.oid
 """
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,25 @@ IS_IDENTITY: LiteralString = """
 relcache.c, RelationGetIndexList."""
 
 
+IS_EXCEPTED: LiteralString = "coalesce(to_jsonb(r) ->> 'prexcept', 'false')::bool"
+"""SQL: whether the row r of pg_publication_rel names a table of FOR ALL TABLES EXCEPT (PostgreSQL
+19; older servers have no such column)."""
+EXCEPTED: LiteralString = (
+    """
+      SELECT r.prrelid FROM pg_publication_rel r JOIN chosen p ON p.oid = prpubid
+       WHERE """  # noqa: S608 - our own words
+    + IS_EXCEPTED
+    + """
+       UNION
+      SELECT i.inhrelid FROM excepted e
+        JOIN pg_class parent ON parent.oid = e.relid AND parent.relkind = 'p'
+        JOIN pg_inherits i ON i.inhparent = e.relid
+"""
+)
+"""SQL of a recursive query `excepted (relid)`: tables of EXCEPT, with their partitions. It needs
+`chosen (oid)`."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedColumn:
     """A published column.
@@ -86,14 +105,20 @@ _TABLES: LiteralString = (
       SELECT oid, puballtables, pubviaroot,
              coalesce(to_jsonb(p) ->> 'pubgencols', 'n') = 's' AS generated
         FROM pg_publication p WHERE pubname = %s
-    ), listed (relid, columns, qual) AS (
+    ), excepted (relid) AS ("""  # noqa: S608 - our own words
+    + EXCEPTED
+    + """), listed (relid, columns, qual) AS (
       SELECT r.prrelid, r.prattrs::int2[], pg_get_expr(r.prqual, r.prrelid)
         FROM pg_publication_rel r JOIN chosen p ON p.oid = prpubid
+       WHERE NOT """
+    + IS_EXCEPTED
+    + """
        UNION ALL
       SELECT c.oid, NULL, NULL FROM chosen p JOIN pg_publication_namespace n ON n.pnpubid = p.oid
         JOIN pg_class c ON c.relnamespace = n.pnnspid
        UNION ALL
       SELECT c.oid, NULL, NULL FROM chosen p JOIN pg_class c ON p.puballtables
+       WHERE c.oid NOT IN (SELECT relid FROM excepted)
     ), below (relid, columns, qual, root) AS (
       SELECT relid, columns, qual, relid FROM listed
        UNION ALL
@@ -131,7 +156,7 @@ _TABLES: LiteralString = (
       JOIN pg_namespace n ON n.oid = c.relnamespace
       LEFT JOIN LATERAL (
            SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] AS attnums FROM pg_index i
-            WHERE i.indrelid = c.oid AND """  # noqa: S608 - our own words
+            WHERE i.indrelid = c.oid AND """
     + IS_IDENTITY
     + """) identity
            ON true

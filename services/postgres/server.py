@@ -1,7 +1,7 @@
 """Servers and their settings, as typed rows."""
 
 from dataclasses import dataclass
-from typing import Any, LiteralString, cast
+from typing import Any, Final, LiteralString, cast
 
 import psycopg
 from psycopg.rows import class_row
@@ -9,6 +9,8 @@ from psycopg.rows import class_row
 from services.postgres.rows import one_row
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+NEWEST_TRIED: Final = 18
+"""The newest major version of PostgreSQL that the tests have run on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,13 @@ class Server:
     wal_level: str
     synchronized_standby_slots: str
     wal_sender_timeout_ms: int
+    effective_wal_level: str = ""
+    """Whether logical slots have raised wal_level (PostgreSQL 19); "" on older servers."""
+
+    @property
+    def may_decode(self) -> bool:
+        """Whether logical slots can be made and used."""
+        return logical_decoding(self.wal_level, self.effective_wal_level)
 
 
 _SERVER: LiteralString = """
@@ -40,8 +49,26 @@ _SERVER: LiteralString = """
            coalesce(current_setting('synchronized_standby_slots', true), '')
            AS synchronized_standby_slots,
            (SELECT setting::int FROM pg_settings WHERE name = 'wal_sender_timeout')
-           AS wal_sender_timeout_ms
+           AS wal_sender_timeout_ms,
+           coalesce(current_setting('effective_wal_level', true), '') AS effective_wal_level
 """
+
+
+def logical_decoding(wal_level: str, effective: str) -> bool:
+    """Tell whether logical slots can be made and used with these levels; `effective` "": unknown.
+
+    A server that has effective_wal_level (PostgreSQL 19) raises `replica` by itself with its first
+    logical slot. A standby takes the level of its primary. Source: logicalctl.c.
+    """
+    return "logical" in (wal_level, effective) or (effective != "" and wal_level == "replica")
+
+
+def untried_version(version: int) -> str:
+    """Return what to say of a server newer than NEWEST_TRIED, "" for others."""
+    major = version // 10000
+    if major <= NEWEST_TRIED:
+        return ""
+    return f"PostgreSQL {major} is newer than {NEWEST_TRIED}, the newest that was tried"
 
 
 def read_server(connection: Connection) -> Server:

@@ -37,6 +37,8 @@ class Slot:
     """How many transactions ago the oldest row version began that VACUUM keeps for the slot."""
     catalog_xmin_age: int | None = None
     """The same for rows of system catalogs."""
+    slotsync_skip_reason: str | None = None
+    """Of a copy: why it was not synchronized the last time (PostgreSQL 19)."""
 
     @property
     def ready(self) -> bool:
@@ -67,8 +69,9 @@ _SLOTS: LiteralString = """
            wal_status, two_phase, failover, synced, invalidation_reason, safe_wal_size,
            to_char(inactive_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
            AS inactive_since,
-           age(xmin) AS xmin_age, age(catalog_xmin) AS catalog_xmin_age
-      FROM pg_replication_slots
+           age(xmin) AS xmin_age, age(catalog_xmin) AS catalog_xmin_age,
+           to_jsonb(s) ->> 'slotsync_skip_reason' AS slotsync_skip_reason
+      FROM pg_replication_slots s
 """
 
 

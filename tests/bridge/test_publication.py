@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, SettingsError, SetupError
+from schemas.source import SourceSettings
 from services.bridge.publication.plan import changes
-from services.postgres.publication_options import WHOLE
+from services.postgres.publication_options import WHOLE, TableOptions
 from services.postgres.publications import Members, TableFacts
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import done
 from tests.providers.interface import Provider
+from tests.providers.waiting import eventually
 
 NAMES = st.frozensets(st.tuples(st.just("public"), st.sampled_from("abcdef")), min_size=1)
 KEYED = TableFacts(())
@@ -38,6 +40,35 @@ def want(bridge: Bridge, *tables: str) -> None:
     bridge.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
+SCHEMAS = st.frozensets(st.sampled_from(["r", "s", "t"]))
+
+
+@given(wanted=NAMES, published=NAMES, into=SCHEMAS, out=SCHEMAS)
+def test_schemas_are_added_and_left_out_beside_tables(
+    wanted: frozenset[tuple[str, str]],
+    published: frozenset[tuple[str, str]],
+    into: frozenset[str],
+    out: frozenset[str],
+) -> None:
+    found = Members(False, dict.fromkeys(published, WHOLE), tuple(out), True)
+    schemas = {name: ((name, "x"),) for name in into}
+    facts = dict.fromkeys([*wanted, *((name, "x") for name in into)], KEYED)
+    planned = changes("p", wanted, found, facts, identity_full=False, schemas=schemas)
+    assert (out | {*planned.add_schemas}) - {*planned.leave_out_schemas} == into
+    texts = [one.as_string(None) for one in planned.statements()]
+    assert [text for text in texts if "IN SCHEMA" in text] == [
+        f'ALTER PUBLICATION "p" {action} TABLES IN SCHEMA {names}'
+        for action, names in (
+            ("DROP", ", ".join(f'"{name}"' for name in sorted(out - into))),
+            ("ADD", ", ".join(f'"{name}"' for name in sorted(into - out))),
+        )
+        if names
+    ]
+    (new,) = changes("p", wanted, None, facts, identity_full=False, schemas=schemas).statements()
+    for name in into:
+        assert f'"{name}"' in new.as_string(None).split("TABLE ")[0]
+
+
 @given(wanted=NAMES, published=NAMES)
 def test_planned_statements_lead_to_the_wanted_publication(
     wanted: frozenset[tuple[str, str]], published: frozenset[tuple[str, str]]
@@ -53,7 +84,6 @@ def test_planned_statements_lead_to_the_wanted_publication(
     ("found", "facts", "words"),
     [
         (Members(True, {}, (), True), {("public", "a"): KEYED}, "for all tables"),
-        (Members(False, {}, ("s",), True), {("public", "a"): KEYED}, "whole schemas"),
         (None, {}, "no table public.a"),
         (None, {("public", "a"): TableFacts((("public", "a"),))}, "UPDATE and DELETE would fail"),
     ],
@@ -63,6 +93,40 @@ def test_what_can_not_be_done_is_refused(
 ) -> None:
     with pytest.raises(SetupError, match=words):
         changes("p", {("public", "a")}, found, facts, identity_full=False)
+
+
+def test_a_schema_with_a_table_without_identity_or_beside_column_lists_is_refused() -> None:
+    bare = ("s", "bare")
+    facts = {bare: TableFacts((bare,))}
+    schemas = {"s": (bare,)}
+    with pytest.raises(SetupError, match="would fail on"):
+        changes("p", (), None, facts, identity_full=False, schemas=schemas)
+    assert changes(
+        "p", (), None, facts, identity_full=True, schemas=schemas, present={}, asked={}
+    ).identity_full == (bare,)
+    listed = Members(False, {("public", "a"): TableOptions(columns=("id",))}, (), True)
+    with pytest.raises(SetupError, match="column lists"):
+        changes(
+            "p",
+            {("public", "a")},
+            listed,
+            {("public", "a"): KEYED, bare: KEYED},
+            identity_full=False,
+            schemas=schemas,
+        )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tables": ["sales.*", "sales.t"]},
+        {"tables": ["sales.*", "public.a"], "column_lists": {"public.a": ["id"]}},
+        {"tables": ["sales.*"], "row_filters": {"sales.t": "true"}},
+    ],
+)
+def test_settings_that_no_publication_can_have(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"listed, too|can't go with|fits none"):
+        SourceSettings.model_validate({"conninfo": "host=a", **values})
 
 
 def test_an_empty_list_of_tables_does_not_empty_the_publication() -> None:
@@ -123,6 +187,97 @@ def test_tables_come_and_go_while_the_bridge_runs(
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
     assert {event["op"] for event in bridge.events("c")} == {"c", "u"}
+
+
+def test_whole_schemas_come_and_go_while_the_bridge_runs(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """With rows, and with a table that is made later."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA sales; CREATE TABLE a (id int PRIMARY KEY)")
+        connection.execute(
+            "CREATE TABLE sales.b (id int PRIMARY KEY); INSERT INTO sales.b SELECT 1"
+        )
+        bridge = new_bridge(conninfo, tables=["public.a"], snapshot={"mode": "initial"})
+        bridge.start().streaming()
+        want(bridge, "public.a", "sales.*", "nowhere.*")
+        assert "no schema nowhere" in run(bridge, "--yes").stderr
+        want(bridge, "public.a", "sales.*")
+        shown = run(bridge, "--dry-run")
+        assert (
+            f'ALTER PUBLICATION "{bridge.publication}" ADD TABLES IN SCHEMA "sales";'
+            in shown.stdout
+        )
+        told = answer(run(bridge, "--yes", "--json"))
+        assert (told["added_schemas"], told["added"]) == (["sales"], [])
+        assert answer(run(bridge, "--yes", "--json"))["statements"] == []
+        connection.execute("CREATE TABLE sales.later (id int PRIMARY KEY)")
+        connection.execute("INSERT INTO sales.later VALUES (7); INSERT INTO sales.b VALUES (2)")
+        topic = f"{bridge.prefix}.sales.b"
+        eventually(lambda: topic in bridge.topics() and ids(bridge, topic) == {1, 2}, what="rows")
+        bridge.caught_up()
+        assert ids(bridge, f"{bridge.prefix}.sales.later") == {7}
+        want(bridge, "public.a", "sales.later")
+        told = answer(run(bridge, "--yes", "--json"))
+        assert (told["left_out_schemas"], told["added"]) == (["sales"], ["sales.later"])
+        connection.execute("INSERT INTO sales.b VALUES (3); INSERT INTO sales.later VALUES (8)")
+        bridge.caught_up()
+        assert (ids(bridge, topic), ids(bridge, f"{bridge.prefix}.sales.later")) == ({1, 2}, {7, 8})
+        assert bridge.stop() == 0, bridge.output
+        fresh = new_bridge(
+            conninfo,
+            tables=["public.a", "sales.*"],
+            slot=f"{bridge.slot}x",
+            prefix=f"{bridge.prefix}x",
+            publication=f"{bridge.publication}x",
+        )
+        fresh.start().streaming()
+        assert "the publication differs" not in fresh.output
+        assert fresh.stop() == 0, fresh.output
+
+
+def ids(bridge: Bridge, topic: str) -> set[int]:
+    values = [json.loads(value) for _, value in bridge.records(topic) if value is not None]
+    return {value["after"]["id"] for value in values}
+
+
+def test_rows_that_a_changed_filter_lets_through_are_asked_for(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    """The command asks for these tables alone, in the same run; without the flag it tells how."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for table in ("a", "b"):
+            connection.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)".encode())
+        snapshot = {"mode": "on_request", "signal_topic": f"{topic_prefix}-signal"}
+        bridge = new_bridge(conninfo, tables=["public.a", "public.b"], snapshot=snapshot)
+        options(bridge, row_filters={"public.a": "id < 10"})
+        bridge.start().streaming()
+        connection.execute("INSERT INTO a SELECT generate_series(8, 12)")
+        connection.execute("INSERT INTO b VALUES (1)")
+        bridge.caught_up()
+        options(bridge, row_filters={"public.a": "id < 12"})
+        told = run(bridge, "--dry-run")
+        assert f"slotbridge snapshot start public.a --config {bridge.config}" in told.stderr
+        done = run(bridge, "--yes", "--read-rows")
+        assert done.returncode == 0, done.stderr
+        assert "the bridge is asked for their rows (signal " in done.stderr
+        topic = f"{bridge.prefix}.public.a"
+        eventually(lambda: ids(bridge, topic) == {8, 9, 10, 11}, what="the rows are read")
+        assert len([*bridge.events("b")]) == 1, "the other table is not read"
+        assert bridge.stop() == 0, bridge.output
+        options(bridge, row_filters={"public.a": "id < 13"}, snapshot={"mode": "never"})
+        refused = run(bridge, "--yes", "--read-rows")
+        assert refused.returncode == ExitCode.SETTINGS and "signal_topic" in refused.stderr
+        assert answer(run(bridge, "--dry-run", "--json"))["replaced"] == ["public.a"]
+
+
+def options(bridge: Bridge, snapshot: dict[str, Any] | None = None, **source: Any) -> None:
+    settings = yaml.safe_load(bridge.config.read_text(encoding="utf-8"))
+    settings["source"] |= source
+    settings["snapshot"] = snapshot or settings["snapshot"]
+    bridge.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
 def answer(ran: subprocess.CompletedProcess[str]) -> dict[str, Any]:

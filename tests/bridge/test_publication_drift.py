@@ -79,8 +79,14 @@ def test_whole_schemas_and_all_tables_are_more_than_a_list() -> None:
     (one,) = found(listed, seen(A, members=Members(True, {}, (), True)))
     assert (one.name, "shaping.include" in one.change) == ("publication-has-more-tables", True)
     lacks, more = found(listed, seen(A, members=Members(False, {}, ("public",), True)))
-    assert lacks.change.endswith('ALTER PUBLICATION "p" ADD TABLE "other"."c";')
-    assert 'DROP TABLES IN SCHEMA "public"' in more.change
+    assert "lists other.c, which" in lacks.evidence
+    assert "it has public.*, which source.tables does not list" in more.evidence
+    whole = source(tables=["public.*", "other.c"])
+    assert names(found(whole, seen(A, members=Members(False, {}, ("public",), True)))) == [
+        "publication-lacks-tables"
+    ]
+    (one,) = found(whole, seen(members=Members(False, {("other", "c"): WHOLE}, (), True)))
+    assert "lists public.*, which it does not have" in one.evidence
 
 
 def test_options_and_identities_are_compared() -> None:

@@ -71,6 +71,11 @@ def position(conninfo: str, bridge: Bridge) -> int:
     return int(row[0] or 0)
 
 
+def await_topic(bridge: Bridge) -> None:
+    topic = f"{bridge.prefix}.public.t"
+    eventually(lambda: topic in bridge.topics(), what="events come to Kafka")
+
+
 def assert_once(bridge: Bridge, conninfo: str) -> None:
     bridge.assert_kafka_equals(conninfo, "t")
     assert set(bridge.identities("t").values()) == {1}
@@ -99,8 +104,7 @@ def test_started_killed_and_restarted_without_a_function_of_origins(
         bridge.start().streaming(admin)
         insert(admin, range(turn * 500, turn * 500 + 500))
         if turn < 3:
-            topic = f"{bridge.prefix}.public.t"
-            eventually(lambda: topic in bridge.topics(), what="events come to Kafka")
+            await_topic(bridge)
             bridge.kill()
     bridge.caught_up(admin)
     eventually(lambda: bridge.progress()[-1].origin_lsn > 0, what="the record notes the sequence")

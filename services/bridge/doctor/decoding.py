@@ -18,6 +18,7 @@ from typing import Final
 
 from services.bridge.doctor.facts import Facts
 from services.bridge.doctor.finding import Finding, Severity, alter, amount
+from services.postgres.server import untried_version
 
 _SHARE_MIN: Final = 0.01
 _WORK_MEM_MAX: Final = 2**30
@@ -30,6 +31,15 @@ def decoding(facts: Facts) -> Iterator[Finding]:
     yield from _spills(facts)
     yield from _streams(facts)
     yield from _empty(facts)
+    if untried := untried_version(facts.primary.version):
+        yield Finding(
+            "server-newer-than-tried",
+            Severity.NOTE,
+            "the primary",
+            f"server_version_num = {facts.primary.version}: {untried}",
+            "what has changed in PostgreSQL since is not known to this release",
+            "update slotbridge, or try it on a copy of the database (docs/OPERATIONS.md, Versions)",
+        )
     if not facts.compiled:
         yield Finding(
             "engine-not-compiled",

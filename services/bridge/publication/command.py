@@ -1,7 +1,9 @@
 """The command `slotbridge publication`: publication and identities become what `source` says."""
 
 import json as json_module
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,12 @@ from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from schemas.naming import schema_and_table
 from schemas.settings import Settings, SourceSettings, load_settings, require
 from services.bridge.publication.plan import OPERATION, Changes, changes
+from services.bridge.snapshot.signal_sending import (
+    READ_ROWS,
+    require_signals,
+    rows_of,
+    send_signal,
+)
 from services.bridge.source.candidates import find_primary, require_one_writable
 from services.bridge.source.server_errors import server_error
 from services.bridge.source.table_options import wanted_options
@@ -21,7 +29,13 @@ from services.postgres.publication_options import (
     TableOptions,
     replica_identities,
 )
-from services.postgres.publications import Members, TableFacts, members, table_facts
+from services.postgres.publications import (
+    Members,
+    TableFacts,
+    members,
+    schema_tables,
+    table_facts,
+)
 from services.postgres.server import Connection
 from services.runtime.process import configure_logging, exit_codes
 
@@ -54,38 +68,54 @@ def publication(
             "--identity-full", help="Set REPLICA IDENTITY FULL on added tables without an identity."
         ),
     ] = False,
+    read_rows: Annotated[
+        bool,
+        typer.Option(
+            "--read-rows",
+            help="Then ask the bridge for the rows of tables with another row filter or column "
+            "list (needs snapshot.signal_table or signal_topic).",
+        ),
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,
 ) -> None:
     """Change the publication to what source.tables, row_filters and column_lists say.
 
-    It adds tables, leaves tables out, and sets the replica identities of source.replica_identity.
-    The bridge may run meanwhile. Exit codes: 0 the publication is as the settings say; 1 you said
-    no; 13 a table is locked; 20 the role does not own publication or tables; 25 the change would
-    make UPDATE and DELETE fail, or the publication is for all tables.
+    It adds tables and whole schemas, leaves them out, and sets the replica identities of
+    source.replica_identity. The bridge may run meanwhile. Exit codes: 0 the publication is as the
+    settings say; 1 you said no; 13 a table is locked; 20 the role does not own publication or
+    tables; 25 the change would make UPDATE and DELETE fail, or the publication is for all tables.
     """
     configure_logging(json_lines=False)
     with exit_codes():
         settings = load_settings(config)
         source = require(settings.source, "source")
         wanted = _wanted(settings, source)
+        if read_rows:
+            _require_readable(settings)
         require_one_writable(source, OPERATION)
         with find_primary(source).connection as connection:
             try:
                 found = members(connection, source.publication)
-                facts = table_facts(connection, wanted)
+                schemas = _schemas(connection, source)
+                facts = table_facts(connection, {*wanted, *chain(*schemas.values())})
                 planned = _planned(
-                    connection, source, wanted, found, facts, identity_full=identity_full
+                    *(connection, source, wanted, schemas, found, facts),
+                    identity_full=identity_full,
                 )
                 statements = [one.as_string(connection) for one in planned.statements()]
                 _tell(planned, statements, settings, facts, json=json)
+                _tell_of_rows(planned, config, asked=read_rows)
                 if statements and not (dry_run or yes or typer.confirm("Do it?", err=True)):
                     raise SystemExit(int(ExitCode.CHECK_FAILED))
                 if not dry_run:
                     _execute(connection, planned)
             except psycopg.Error as error:
                 raise _failed(error, source) from error
+        if read_rows and planned.replace and not dry_run:
+            signal = send_signal(settings, READ_ROWS, rows_of(map(".".join, planned.replace)))
+            typer.echo(f"the bridge is asked for their rows (signal {signal})", err=True)
         if json:
             typer.echo(json_module.dumps(_document(planned, statements, dry_run=dry_run)))
         elif not statements:
@@ -96,6 +126,7 @@ def _planned(
     connection: Connection,
     source: SourceSettings,
     wanted: frozenset[TableName],
+    schemas: Mapping[str, Collection[TableName]],
     found: Members | None,
     facts: Mapping[TableName, TableFacts],
     *,
@@ -111,7 +142,8 @@ def _planned(
     filtered = source.row_filters is not None or source.column_lists is not None
     if asked or filtered or identity_full:
         published = found.tables if found is not None else {}
-        options = wanted_options(connection, source, facts, published)
+        single = [table for table in facts if table in wanted]
+        options = wanted_options(connection, source, single, published)
         present = replica_identities(connection, source.publication, facts)
     return changes(
         source.publication,
@@ -122,19 +154,46 @@ def _planned(
         options=options,
         present=present,
         asked=asked,
+        schemas=schemas,
     )
 
 
 def _wanted(settings: Settings, source: SourceSettings) -> frozenset[TableName]:
     """Return source.tables as (schema, table). Raise SettingsError where a needed one lacks."""
     signals = settings.snapshot.signal_table
-    if source.tables and signals is not None and signals not in source.tables:
+    schema = schema_and_table(signals or "")[0]
+    listed = signals in source.tables or schema in source.whole_schemas
+    if source.tables and signals is not None and not listed:
         raise SettingsError(
             f"snapshot.signal_table {signals} is not in source.tables",
             operation=OPERATION,
             hint="add it: the bridge reads signals from the publication",
         )
-    return frozenset(map(schema_and_table, source.tables))
+    return frozenset(source.single_tables)
+
+
+def _schemas(connection: Connection, source: SourceSettings) -> dict[str, tuple[TableName, ...]]:
+    """Return the schemas to publish whole, with their tables. Raise SettingsError for others."""
+    found = schema_tables(connection, source.whole_schemas)
+    if missing := sorted({*source.whole_schemas} - found.keys()):
+        raise SettingsError(
+            f"there is no schema {', '.join(missing)}",
+            operation=OPERATION,
+            subject=f"publication {source.publication}",
+            hint="create it, or correct source.tables",
+        )
+    return found
+
+
+def _require_readable(settings: Settings) -> None:
+    """Raise SettingsError where the bridge would not read the rows that are asked for."""
+    require_signals(settings)
+    if settings.snapshot.mode == "never":
+        raise SettingsError(
+            "snapshot.mode is never: the bridge reads no rows",
+            operation=OPERATION,
+            hint="set snapshot.mode to on_request, or leave out --read-rows",
+        )
 
 
 def _execute(connection: Connection, planned: Changes) -> None:
@@ -156,22 +215,29 @@ def _tell(
     if statements:
         for statement in ("BEGIN", _LOCK_TIMEOUT, *statements, "COMMIT"):
             typer.echo(f"{statement};", err=json)
-    if planned.add:
+    if planned.add or planned.add_schemas:
         rows = _ROWS.get(settings.snapshot.mode, _BY_ITSELF)
         typer.echo(f"tables that are added: {rows}", err=True)
         keyless = [".".join(table) for table in planned.add if not facts[table].keyed]
         if keyless and rows is not _ROWS["never"]:
             names = ", ".join(keyless)
             typer.echo(f"but those of {names} are not sent: no primary key", err=True)
-    if planned.replace:
-        typer.echo(
-            "tables with another row filter or column list: it holds for changes from now on; rows "
-            "that it lets through only now are not read by themselves (slotbridge snapshot start), "
-            "and Kafka keeps what it has",
-            err=True,
-        )
-    if planned.leave_out:
+    if planned.leave_out or planned.leave_out_schemas:
         typer.echo("tables that are left out: their topics keep what they have", err=True)
+
+
+def _tell_of_rows(planned: Changes, config: Path, *, asked: bool) -> None:
+    """Print what becomes of rows that only another row filter or column list lets through."""
+    if not planned.replace:
+        return
+    names = " ".join(shlex.quote(".".join(table)) for table in planned.replace)
+    command = f"slotbridge snapshot start {names} --config {shlex.quote(str(config))}"
+    rows = "are asked for at the end" if asked else f"are read on request alone: {command}"
+    typer.echo(
+        "tables with another row filter or column list: it holds for changes from now on; rows "
+        f"that it lets through only now {rows}; Kafka keeps what it has",
+        err=True,
+    )
 
 
 def _document(planned: Changes, statements: list[str], *, dry_run: bool) -> dict[str, object]:
@@ -180,6 +246,8 @@ def _document(planned: Changes, statements: list[str], *, dry_run: bool) -> dict
         "created": planned.create,
         "added": [".".join(table) for table in planned.add],
         "left_out": [".".join(table) for table in planned.leave_out],
+        "added_schemas": [*planned.add_schemas],
+        "left_out_schemas": [*planned.leave_out_schemas],
         "replaced": [".".join(table) for table in planned.replace],
         "replica_identity": {".".join(one.table): one.kind for one in planned.identities},
         "identity_full": [".".join(table) for table in planned.identity_full],

@@ -3,11 +3,12 @@
 source.tables    public.a, public.b      publication    public.a, public.c
                  -> ALTER PUBLICATION … DROP TABLE public.c, then … ADD TABLE public.b
 
-A table whose row filter or column list is another one is dropped and added in one transaction,
-which changes no other table: readers of the catalog, pgoutput among them, see one step.
+A whole schema (public.*) is added and dropped as TABLES IN SCHEMA. A table whose row filter or
+column list is another one is dropped and added in one transaction, which changes no other table:
+readers of the catalog, pgoutput among them, see one step.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from psycopg import sql
@@ -32,7 +33,8 @@ class Changes:
     """The changes that a publication needs; all names are (schema, table).
 
     `create`: there is no such publication. `options`: of the tables in `add` and `replace`, which
-    get other row filters or column lists. `identity_full`: tables without an identity that get
+    get other row filters or column lists. `add_schemas`, `leave_out_schemas`: with all their
+    tables. `identity_full`: tables without an identity that get
     REPLICA IDENTITY FULL. `identities`: those that get the one that the settings name.
     """
 
@@ -44,6 +46,8 @@ class Changes:
     identities: tuple[ReplicaIdentity, ...] = ()
     options: Mapping[TableName, TableOptions] = field(default_factory=dict)
     create: bool = False
+    add_schemas: tuple[str, ...] = ()
+    leave_out_schemas: tuple[str, ...] = ()
 
     def statements(self) -> Iterator[sql.Composed]:
         """Yield the statements, in order; all of them belong into one transaction."""
@@ -54,14 +58,22 @@ class Changes:
             yield identity.statement()
         added = {table: self.options.get(table, WHOLE) for table in (*self.add, *self.replace)}
         if self.create:
-            yield publication_statement(self.publication, added)
+            yield publication_statement(self.publication, added, self.add_schemas)
             return
         dropped = [sql.Identifier(*table) for table in (*self.leave_out, *self.replace)]
         clauses = [table_clause(*table) for table in added.items()]
-        for action, tables in (("DROP", dropped), ("ADD", clauses)):
-            if tables:
-                yield sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
-                    sql.Identifier(self.publication), sql.SQL(action), sql.SQL(", ").join(tables)
+        out, into = ([*map(sql.Identifier, x)] for x in (self.leave_out_schemas, self.add_schemas))
+        for action, kind, members in (
+            ("DROP", "TABLES IN SCHEMA", out),
+            ("DROP", "TABLE", dropped),
+            ("ADD", "TABLES IN SCHEMA", into),
+            ("ADD", "TABLE", clauses),
+        ):
+            if members:
+                yield sql.SQL("ALTER PUBLICATION {} {} {} {}").format(
+                    sql.Identifier(self.publication),
+                    *(sql.SQL(action), sql.SQL(kind)),
+                    sql.SQL(", ").join(members),
                 )
 
 
@@ -75,15 +87,18 @@ def changes(
     options: Mapping[TableName, TableOptions] | None = None,
     present: Identities | None = None,
     asked: Mapping[TableName, str] | None = None,
+    schemas: Mapping[str, Collection[TableName]] | None = None,
 ) -> Changes:
     """Return the changes after which the publication is what the settings say.
 
     `wanted`: its tables, `options`: what of them, `asked`: the kinds of replica identity that they
-    are to have. `found`: what the publication has, None where there is none. `facts`, `present`: of
-    the wanted tables. `identity_full`: tables without an identity get one instead of being refused.
+    are to have. `schemas`: those to publish whole, with their tables now. `found`: what the
+    publication has, None where there is none. `facts`, `present`: of the wanted tables, also those
+    in schemas. `identity_full`: tables without an identity get one instead of being refused.
     Raises SettingsError or SetupError where that is not possible.
     """
-    _require_changeable(publication, wanted, found)
+    schemas = schemas or {}
+    _require_changeable(publication, wanted, schemas, found)
     if missing := sorted({*wanted} - facts.keys()):
         raise _refused(
             f"there is no table {_names(missing)}",
@@ -94,11 +109,10 @@ def changes(
     options, present = options or {}, present or {}
     set_to = _set_identities(publication, present, asked or {})
     add = tuple(sorted({*wanted} - published.keys()))
-    without = {leaf for table in add for leaf in facts[table].without_identity}
-    for one in set_to.values():
-        if not one.partitioned:
-            without.discard(one.table)
-            without |= {one.table} if not one.identity else set()
+    whole = {*(found.schemas if found is not None else ())}
+    add_schemas = tuple(sorted(schemas.keys() - whole))
+    joining = (*add, *(table for schema in add_schemas for table in schemas[schema]))
+    without = _without_identity(joining, facts, set_to.values())
     chosen = {one.table for table in asked or {} for one in present[table]}
     lacking = tuple(sorted(without))
     full = {*lacking} - chosen if identity_full else set()
@@ -129,26 +143,54 @@ def changes(
         tuple(set_to[table] for table in sorted(set_to)),
         options,
         create=found is None,
+        add_schemas=add_schemas,
+        leave_out_schemas=tuple(sorted(whole - schemas.keys())),
     )
 
 
+def _without_identity(
+    joining: Iterable[TableName],
+    facts: Mapping[TableName, TableFacts],
+    set_to: Iterable[ReplicaIdentity],
+) -> set[TableName]:
+    """Return the tables without a replica identity, once the identities in `set_to` are set."""
+    without = {leaf for one in joining if one in facts for leaf in facts[one].without_identity}
+    for one in set_to:
+        if not one.partitioned:
+            without.discard(one.table)
+            without |= {one.table} if not one.identity else set()
+    return without
+
+
 def _require_changeable(
-    publication: str, wanted: Collection[TableName], found: Members | None
+    publication: str,
+    wanted: Collection[TableName],
+    schemas: Mapping[str, Collection[TableName]],
+    found: Members | None,
 ) -> None:
-    if not wanted:
+    if not wanted and not schemas:
         raise SettingsError(
             "source.tables is empty, which stands for all tables",
             operation=OPERATION,
             subject=f"publication {publication}",
             hint="list the tables in source.tables",
         )
-    if found is not None and (found.all_tables or found.schemas):
-        what = "all tables" if found.all_tables else f"whole schemas ({', '.join(found.schemas)})"
+    if found is not None and found.all_tables:
         raise _refused(
-            f"the publication is for {what}, which source.tables can't change",
+            "the publication is for all tables, which source.tables can't change",
             publication,
             "make a publication for single tables under another name, and start with a new slot "
-            "and topic prefix; or change this one by ALTER PUBLICATION",
+            "and topic prefix; or leave tables out by shaping.exclude",
+        )
+    if (
+        schemas
+        and found is not None
+        and any(one.columns is not None for one in found.tables.values())
+    ):
+        raise _refused(
+            "the publication has column lists, beside which PostgreSQL publishes no whole schema",
+            publication,
+            "set source.column_lists to {} and run this first, without the schemas",
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from schemas.naming import schema_and_table, table_matches
+from schemas.naming import table_matches
 from schemas.settings import SourceSettings
 from schemas.shaping import ShapingSettings
 from services.postgres.identifiers import identifier
@@ -86,51 +86,41 @@ def has_table(members: Members, table: TableName) -> bool:
 
 
 def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
-    wanted = map(schema_and_table, source.tables)
-    lacking = sorted(table for table in wanted if not has_table(seen.members, table))
-    if not lacking:
+    if seen.members.all_tables:
+        return
+    schemas = sorted({*source.whole_schemas} - {*seen.members.schemas})
+    lacking = sorted(one for one in source.single_tables if not has_table(seen.members, one))
+    if not lacking and not schemas:
         return
     missing = [table for table in lacking if table not in seen.there]
     create = f"create {_names(missing)}, or correct source.tables; then: " if missing else ""
-    change = _COMMAND
-    if seen.members.schemas:
-        listed = ", ".join(map(_quoted, lacking))
-        change = f"ALTER PUBLICATION {identifier(seen.name)} ADD TABLE {listed};"
+    named = ", ".join(filter(None, (*(f"{one}.*" for one in schemas), _names(lacking))))
     yield PublicationDifference(
         "publication-lacks-tables",
         f"publication {seen.name}",
-        f"source.tables lists {_names(lacking)}, which it does not have"
+        f"source.tables lists {named}, which it does not have"
         + (f"; there is no table {_names(missing)}" if missing else ""),
         "changes of these tables do not reach Kafka",
-        create + change,
+        f"{create}{_COMMAND}",
     )
 
 
 def _beyond(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
     if not source.tables:
         return
-    name = identifier(seen.name)
     if seen.members.all_tables:
         evidence = f"it is FOR ALL TABLES, source.tables lists {len(source.tables)}"
         change = (
             "it can't be narrowed: set source.tables: [] and choose tables by shaping.include; or "
             "begin another slot, publication and topic prefix"
         )
-    elif seen.members.schemas:
-        evidence = (
-            f"it has all tables of {', '.join(seen.members.schemas)}, source.tables lists "
-            f"{len(source.tables)} tables"
-        )
-        schemas = ", ".join(map(identifier, seen.members.schemas))
-        change = (
-            f"ALTER PUBLICATION {name} DROP TABLES IN SCHEMA {schemas}; and in the same "
-            "transaction ADD TABLE those of source.tables in them; or set source.tables: []"
-        )
     else:
-        beyond = sorted(seen.members.tables.keys() - {*map(schema_and_table, source.tables)})
-        if not beyond:
+        schemas = sorted({*seen.members.schemas} - {*source.whole_schemas})
+        beyond = sorted(seen.members.tables.keys() - {*source.single_tables})
+        if not beyond and not schemas:
             return
-        evidence = f"it has {_names(beyond)}, which source.tables does not list"
+        named = ", ".join(filter(None, (*(f"{one}.*" for one in schemas), _names(beyond))))
+        evidence = f"it has {named}, which source.tables does not list"
         change = f"{_COMMAND}; or add them to source.tables"
     yield PublicationDifference(
         "publication-has-more-tables",
@@ -229,7 +219,3 @@ def _names(tables: list[TableName]) -> str:
     shown = ", ".join(".".join(table) for table in tables[:_SHOWN_MAX])
     beyond = len(tables) - _SHOWN_MAX
     return f"{shown} and {beyond} more" if beyond > 0 else shown
-
-
-def _quoted(table: TableName) -> str:
-    return ".".join(map(identifier, table))

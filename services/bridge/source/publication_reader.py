@@ -5,6 +5,7 @@ one). Who has locked a table may wait for the bridge (synchronous_standby_names)
 asked by `without_waiting`. What can't be read is not judged.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
@@ -13,7 +14,6 @@ import psycopg
 import structlog
 
 from schemas.errors import SettingsError, SetupError
-from schemas.naming import schema_and_table
 from schemas.settings import SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.source.publication_drift import (
@@ -30,6 +30,7 @@ from services.postgres.publication_options import (
 from services.postgres.publications import (
     members,
     published_columns,
+    schema_tables,
     table_facts,
     unpublished_changes,
 )
@@ -68,10 +69,13 @@ def read_publication(connection: Connection, source: SourceSettings) -> Publicat
     found = members(connection, source.publication)
     if found is None:
         return None
-    listed = [schema_and_table(table) for table in source.tables]
+    listed = [*source.single_tables]
     there = frozenset(table_facts(connection, listed))
     judged = sorted(table for table in there if has_table(found, table))
-    identified = [table for table in judged if source.of_table(source.replica_identity, table)]
+    whole = itertools.chain(*schema_tables(connection, source.whole_schemas).values())
+    identified = [
+        table for table in (*judged, *whole) if source.of_table(source.replica_identity, table)
+    ]
     options, wrong, unjudged = _options(connection, source, judged, found.tables)
     return PublicationSeen(
         source.publication,

@@ -1,13 +1,17 @@
-"""The version and settings that the bridge needs of its server. Pure."""
+"""The version and settings that the bridge needs of its server. Pure but for the log."""
 
+from functools import cache
 from typing import Final
 
+import structlog
+
 from schemas.errors import ExitCode, SetupError
-from services.postgres.server import Server
+from services.postgres.server import Server, untried_version
+
+logger = structlog.get_logger(__name__)
 
 MINIMUM_VERSION: Final = 170005
 TWO_PHASE_VERSION: Final = 180000
-MINIMUM_WAL_LEVEL: Final = "logical"
 
 
 def check_server(server: Server, *, two_phase: bool = False) -> None:
@@ -29,10 +33,22 @@ def check_server(server: Server, *, two_phase: bool = False) -> None:
             hint="set source.two_phase to false, or use PostgreSQL 18",
             exit_code=ExitCode.SERVER_VERSION,
         )
-    if server.wal_level != MINIMUM_WAL_LEVEL:
+    if not server.may_decode:
         raise SetupError(
             f"wal_level is {server.wal_level}",
             operation="check the server",
             hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
             exit_code=ExitCode.WAL_LEVEL,
+        )
+    tell_untried(server.version)
+
+
+@cache
+def tell_untried(version: int) -> None:
+    """Warn, once in a process, of a server that is newer than those that were tried."""
+    if untried := untried_version(version):
+        logger.warning(
+            f"{untried}: the bridge goes on",
+            version=version,
+            hint="try it on a copy of the database first; docs/OPERATIONS.md, Versions",
         )

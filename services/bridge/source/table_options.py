@@ -6,7 +6,6 @@ import psycopg
 from psycopg import sql
 
 from schemas.errors import ExitCode, SettingsError, SetupError
-from schemas.naming import schema_and_table
 from schemas.settings import SourceSettings
 from services.postgres.publication_options import (
     WHOLE,
@@ -151,10 +150,10 @@ def creation_statement(connection: Connection, source: SourceSettings) -> sql.Co
 
     Raise SetupError where UPDATE and DELETE of a filtered table would fail from then on.
     """
-    tables = dict.fromkeys(map(schema_and_table, source.tables), WHOLE)
+    tables = dict.fromkeys(source.single_tables, WHOLE)
     if source.row_filters or source.column_lists:
         identities = replica_identities(connection, source.publication, tables)
         there = {table: options for table, options in tables.items() if table in identities}
         tables |= wanted_options(connection, source, there, {})
         require_covered(source.publication, {t: tables[t] for t in there}, identities)
-    return publication_statement(source.publication, tables)
+    return publication_statement(source.publication, tables, source.whole_schemas)

@@ -62,7 +62,7 @@ class OriginWitness:
         return origins.origin_exists(connection, self.name)
 
     def create(self, connection: Connection) -> None:
-        """Create the origin."""
+        """Create the origin, which all databases of the server share."""
         origins.create_origin(connection, self.name)
 
     def own(self, connection: Connection) -> None:

@@ -10,6 +10,7 @@ from services.failover.checks.readiness import judge_all
 from services.failover.model.statements import UNFENCED
 from services.failover.model.topology import keep_off, replaced_by
 from services.failover.model.view import FENCE
+from services.postgres.server import untried_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,6 +102,31 @@ def node_answers(facts: Facts) -> Iterator[Seen]:
                 because=f"{node.name} would take writes beside {promoted}"
                 if promoted
                 else "a server must be started",
+            ),
+        )
+
+
+@check(
+    "server-version",
+    group=GROUP,
+    title="slotfailover was tried on the servers' versions",
+    consequence="what has changed in PostgreSQL since is not known: try a failover on a copy first "
+    "(slotfailover drill)",
+    severity=Severity.WARNING,
+)
+def server_version(facts: Facts) -> Iterator[Seen]:
+    for node in facts.view.nodes:
+        if node.state is None:
+            continue
+        version = node.state.server.version
+        untried = untried_version(version)
+        yield Seen(
+            node.name,
+            f"server_version_num = {version} on {node.name}",
+            f"{untried}: {node.name}" if untried else "",
+            remedies.manual(
+                "update slotfailover, or rehearse a failover with slotfailover drill",
+                because="only a newer release knows more",
             ),
         )
 

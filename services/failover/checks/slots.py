@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.half_moved import enabling
-from services.failover.checks.model import Needs, Seen, check
+from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.model.statements import RELOAD
 from services.postgres.identifiers import identifier
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from services.postgres.slots import Slot
 
 GROUP = "slots"
+_PASSING = "wal_not_flushed"
 LOST = "the slot is not there after the promotion: its consumer must start over"
 
 
@@ -149,7 +150,7 @@ def slot_idle(facts: Facts) -> Iterator[Seen]:
         consumer = f"; on the primary active_pid is null{_since(upstream)}" if upstream else ""
         yield Seen(
             copy.slot_name,
-            f"temporary = t in pg_replication_slots on {standby.name}{consumer}",
+            f"temporary = t in pg_replication_slots on {standby.name}{consumer}{_skipped(copy)}",
             "the slot's copy is still temporary and would be dropped at promotion: no consumer is "
             "connected that could advance the slot",
             _wake_consumer(facts.view, copy.slot_name),
@@ -173,11 +174,42 @@ def slot_snapshot(facts: Facts) -> Iterator[Seen]:
             copy.slot_name,
             f"temporary = t in pg_replication_slots on {standby.name}; there restart_lsn is "
             f"{_lsn(copy.restart_lsn)}, on the primary {_lsn(upstream.restart_lsn)}"
+            + _skipped(copy)
             + _oldest(facts),
             "the slot's copy is still temporary and would be dropped at promotion: the slot has "
             "not yet passed the position from which the copy could continue",
             _hasten(facts, "let open transactions end, then log a snapshot to go on from"),
         )
+
+
+@check(
+    "slot-skipped",
+    group=GROUP,
+    title="no copy is left out by synchronization",
+    consequence="the copy falls behind its slot, and may be lost later",
+    severity=Severity.WARNING,
+    needs=Needs.STANDBY,
+    wants=True,
+)
+def slot_skipped(facts: Facts) -> Iterator[Seen]:
+    """Judge copies by slotsync_skip_reason, which servers before PostgreSQL 19 do not have.
+
+    `wal_not_flushed` passes by itself, and temporary copies have checks of their own.
+    """
+    for standby, _ in facts.below:
+        for required in facts.required:
+            copy = facts.copy(required.slot)
+            reason = copy.slotsync_skip_reason if copy is not None else None
+            if copy is None or copy.temporary or reason in (None, _PASSING):
+                continue
+            yield Seen(
+                required.slot,
+                f"slotsync_skip_reason = {reason} in pg_replication_slots on {standby.name}; there "
+                f"restart_lsn is {_lsn(copy.restart_lsn)}",
+                f"{standby.name} does not synchronize the slot's copy",
+                _hasten(facts, "the worker tries again; the standby's log has more"),
+                since=copy.inactive_since or "",
+            )
 
 
 @check(
@@ -331,6 +363,12 @@ def _hasten(facts: Facts, text: str) -> Remedy:
             because="no primary answers that the slot could be copied from",
         )
     return remedies.run_statements(text, *orders)
+
+
+def _skipped(copy: Slot) -> str:
+    """Return what PostgreSQL 19 says of a copy that was not synchronized the last time."""
+    reason = copy.slotsync_skip_reason
+    return f"; slotsync_skip_reason = {reason}" if reason else ""
 
 
 def _oldest(facts: Facts) -> str:

@@ -12,6 +12,7 @@ from services.failover.checks import remedies
 from services.failover.checks.capacity import too_low
 from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.model.topology import keep_off
+from services.postgres.server import logical_decoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,11 +109,13 @@ def slotsync_worker(facts: Facts) -> Iterator[Seen]:
 )
 def wal_level(facts: Facts) -> Iterator[Seen]:
     for node, state in (*facts.above, *facts.below):
-        level = state.setting("wal_level")
+        level, effective = state.setting("wal_level"), state.server.effective_wal_level
+        decodes = logical_decoding(level or "", effective)
         yield Seen(
             node.name,
-            f"{node.name}: wal_level = {level}",
-            "" if level == "logical" else f"wal_level is {level} on {node.name}",
+            f"{node.name}: wal_level = {level}"
+            + (f", effective_wal_level = {effective}" if effective else ""),
+            "" if decodes else f"wal_level is {level} on {node.name}",
             remedies.restart_with(node, "wal_level", "logical"),
         )
 

@@ -59,6 +59,69 @@ def test_two_phase_and_failover_on_17(version: int, two_phase: bool, found: bool
         assert "prepared" in finding.consequence
 
 
+def with_servers(view: View, **changes: object) -> View:
+    """The view with other servers: no server of 19 is packaged."""
+    nodes = []
+    for one in view.nodes:
+        assert one.state is not None
+        server = replace(one.state.server, **changes)  # type: ignore[arg-type]
+        nodes.append(replace(one, state=replace(one.state, server=server)))
+    return replace(view, nodes=tuple(nodes))
+
+
+def with_setting(view: View, name: str, value: str) -> View:
+    nodes = []
+    for one in view.nodes:
+        assert one.state is not None
+        settings = {**one.state.settings, name: SettingValue(value, "configuration file")}
+        nodes.append(replace(one, state=replace(one.state, settings=settings)))
+    return replace(view, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    ("level", "effective", "found"),
+    [
+        ("logical", "", False),
+        ("replica", "", True),
+        ("replica", "logical", False),
+        ("replica", "replica", False),  # the first logical slot raises it
+        ("minimal", "minimal", True),
+    ],
+)
+def test_levels_of_19(level: str, effective: str, found: bool) -> None:
+    """On a view: effective_wal_level came with 19, and "" is a server without it."""
+    view = with_setting(with_servers(pair(), effective_wal_level=effective), "wal_level", level)
+    assert ("wal-level" in problems(view)) is found
+
+
+@pytest.mark.parametrize(("version", "found"), [(170010, False), (180006, False), (190000, True)])
+def test_a_newer_server_is_a_warning(version: int, found: bool) -> None:
+    finding = problems(with_servers(pair(), version=version)).get("server-version")
+    assert (finding is not None) is found
+    if finding is not None:
+        assert finding.severity is Severity.WARNING
+        assert "PostgreSQL 19 is newer than 18" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("reason", "temporary", "found"),
+    [
+        (None, False, set()),
+        ("wal_not_flushed", False, set()),
+        ("wal_or_rows_removed", False, {"slot-skipped"}),
+        ("no_consistent_snapshot", True, {"slot-idle"}),
+    ],
+)
+def test_a_copy_that_19_leaves_out(reason: str | None, temporary: bool, found: set[str]) -> None:
+    """Readiness tells the reason; the column came with 19."""
+    view = pair(slotsync_skip_reason=reason, temporary=temporary)
+    wrong = problems(view)
+    assert {name for name in wrong if name.startswith("slot-")} >= found
+    assert ("slot-skipped" in wrong) is ("slot-skipped" in found)
+    for name in found:
+        assert f"slotsync_skip_reason = {reason}" in wrong[name].evidence
+
+
 def test_a_setting_of_the_command_line_is_not_for_alter_system() -> None:
     view = pair()
     below = view.nodes[1].state
