@@ -8,6 +8,7 @@
 -- tables       slottables verify; for slottables audit give -v audit=on: REPLICATION, for a temporary slot
 -- snapshot     the role of snapshot.conninfo, which reads rows from a standby; without that setting, none
 -- publication  made for all tables where it is missing; only a superuser can
+-- sequence     the name of a slot: its sequence, for source.witness: sequence; without that setting, none
 --
 -- Roles that exist are kept, and it can be run again: when tables join the publication. Passwords are
 -- set with \password. failover.journal_database is :journal_database, by default postgres.
@@ -46,6 +47,14 @@ SELECT format('GRANT EXECUTE ON FUNCTION %s TO %I', oid::regprocedure, :'bridge'
   FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname IN (
        'pg_replication_origin_create', 'pg_replication_origin_session_setup',
        'pg_replication_origin_xact_setup', 'pg_replication_origin_progress') \gexec
+
+-- The sequence that stands for the origin: the bridge moves it, slotfailover reads it.
+\if :{?sequence}
+CREATE SCHEMA IF NOT EXISTS slotbridge;
+SELECT format('CREATE SEQUENCE IF NOT EXISTS slotbridge.%I', 'witness_' || :'sequence') \gexec
+SELECT format('GRANT SELECT, UPDATE ON SEQUENCE slotbridge.%I TO %I', 'witness_' || :'sequence', :'bridge') \gexec
+SELECT format('GRANT SELECT ON SEQUENCE slotbridge.%I TO %I', 'witness_' || :'sequence', :'failover') \gexec
+\endif
 
 -- slottables verify: the rows that are published.
 SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I', schemaname, :'tables')

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
+from services.failover.observe.bridge_positions import read_positions
 from tests.bridge.conftest import NewBridge
 from tests.bridge.evidence.ground import refusal
 from tests.bridge.evidence.test_refusals_at_start import drop_progress, run_once
@@ -18,6 +19,7 @@ from tests.bridge.test_privileges import _status
 from tests.bridge.test_teardown import teardown
 from tests.conftest import NewPair
 from tests.providers.interface import Provider, Server
+from tests.providers.roles import ODD, make_roles
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
@@ -226,6 +228,32 @@ def test_a_sequence_of_an_administrator(
     denied = teardown(bridge, "--yes")
     assert denied.returncode == ExitCode.PRIVILEGE_MISSING
     assert f"may not drop sequence {sequence_of(bridge)}" in denied.stderr
+
+
+def test_the_scripts_roles_and_what_slotfailover_sees(
+    pair: Provider, fresh_database: str, admin: str, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    tell(admin, "CREATE TABLE t (id int PRIMARY KEY, note text)")
+    suffix = ODD + topic_prefix
+    slot, publication = f"s_{topic_prefix}", f"p_{topic_prefix}"
+    made = make_roles(
+        pair.primary, fresh_database, publication=publication, suffix=suffix, sequence=slot
+    )
+    conninfo = pair.primary.conninfo(fresh_database, user=made.bridge)
+    bridge = new_bridge(conninfo, slot=slot, witness="sequence", **QUICK)
+    run(bridge, admin, range(3))
+    assert_once(bridge, admin)
+    seen = pair.primary.conninfo(fresh_database, user=made.failover)
+    with psycopg.connect(seen, autocommit=True) as connection:
+        found = read_positions(connection, slot)
+        assert found is not None and found[f"slotbridge_{slot}"] == position(admin, bridge)
+    tell(admin, f'REVOKE SELECT ON SEQUENCE {sequence_of(bridge)} FROM "{quoted(made.failover)}"')
+    with psycopg.connect(seen, autocommit=True) as connection:
+        assert read_positions(connection, slot) is None, "hidden is not the same as never moved"
+
+
+def quoted(role: str) -> str:
+    return role.replace('"', '""')
 
 
 def test_from_an_origin_to_a_sequence_and_back(admin: str, new_bridge: NewBridge) -> None:

@@ -31,10 +31,11 @@ def make_roles(
     suffix: str = "",
     journal: str = "postgres",
     snapshot: bool = False,
+    sequence: str = "",
 ) -> Roles:
     """Run sql/roles.sql on a primary, twice: it says that it can be repeated.
 
-    `snapshot`: also for the role that reads a snapshot's rows.
+    `snapshot`: also for the role that reads a snapshot's rows. `sequence`: of which slot.
     """
     names = ("slotbridge", "slotfailover", "slottables", "snapshot")
     roles = Roles(*(f"{name}{suffix}" for name in names))
@@ -43,6 +44,7 @@ def make_roles(
         "failover": roles.failover,
         "tables": roles.tables,
         **({"snapshot": roles.snapshot} if snapshot else {}),
+        **({"sequence": sequence} if sequence else {}),
         "publication": publication,
         "journal_database": journal,
     }
