@@ -11,12 +11,14 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import sql
+from structlog.testing import capture_logs
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from services.bridge.source.server_errors import connect_error
-from services.bridge.source.server_requirements import check_server
+from services.bridge.source.server_requirements import check_server, tell_untried
 from services.postgres.server import Server, read_server
 from tests.bridge.conftest import NewBridge
+from tests.bridge.test_progress import SERVER
 from tests.conftest import NewPair
 from tests.providers.interface import Provider
 from tests.providers.interface import Server as LiveServer
@@ -154,6 +156,38 @@ def test_missing_privileges(
         assert bridge.exit_code() == ExitCode.PRIVILEGE_MISSING, bridge.output
         last_line(bridge.output)
         connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+@pytest.mark.parametrize(
+    ("level", "effective", "accepted"),
+    [
+        ("logical", "", True),
+        ("replica", "", False),
+        ("replica", "logical", True),
+        ("replica", "replica", True),  # the bridge's slot will be the first
+        ("minimal", "minimal", False),
+    ],
+)
+def test_levels_as_servers_before_and_of_19_tell_them(
+    level: str, effective: str, accepted: bool
+) -> None:
+    """By values: no server of 19 is packaged."""
+    server = replace(SERVER, wal_level=level, effective_wal_level=effective)
+    if accepted:
+        check_server(server)
+    else:
+        with pytest.raises(SetupError, match=f"wal_level is {level}"):
+            check_server(server)
+
+
+def test_a_newer_version_is_told_once_and_not_refused() -> None:
+    tell_untried.cache_clear()
+    with capture_logs() as logs:
+        for _ in range(2):
+            check_server(replace(SERVER, version=190001))
+        check_server(replace(SERVER, version=180010))
+    assert [one["log_level"] for one in logs] == ["warning"]
+    assert "PostgreSQL 19 is newer than 18" in logs[0]["event"]
 
 
 def test_wal_level_and_version() -> None:
