@@ -306,3 +306,17 @@ def _receives(connection: Connection) -> bool:
         "SELECT state FROM pg_stat_replication WHERE application_name = 'pg_receivewal'"
     ).fetchone()
     return row == ("streaming",)
+
+
+def test_a_server_newer_than_those_that_were_tried_is_a_note() -> None:
+    """By a value: no such server is packaged."""
+
+    def names(version: int) -> set[str]:
+        primary = Primary(version, {}, 0, (), None, None, (), ())
+        return {
+            one.name
+            for one in decoding(Facts("s", "p", "k:9092", True, 3, True, primary, None, None))
+        }
+
+    assert "server-newer-than-tried" in names(190000)
+    assert "server-newer-than-tried" not in names(180010)
