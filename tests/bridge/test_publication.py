@@ -214,16 +214,15 @@ def test_whole_schemas_come_and_go_while_the_bridge_runs(
         assert answer(run(bridge, "--yes", "--json"))["statements"] == []
         connection.execute("CREATE TABLE sales.later (id int PRIMARY KEY)")
         connection.execute("INSERT INTO sales.later VALUES (7); INSERT INTO sales.b VALUES (2)")
-        topic = f"{bridge.prefix}.sales.b"
-        eventually(lambda: topic in bridge.topics() and ids(bridge, topic) == {1, 2}, what="rows")
+        eventually(lambda: ids(bridge, "sales.b") == {1, 2}, what="the schema's rows are there")
         bridge.caught_up()
-        assert ids(bridge, f"{bridge.prefix}.sales.later") == {7}
+        assert ids(bridge, "sales.later") == {7}
         want(bridge, "public.a", "sales.later")
         told = answer(run(bridge, "--yes", "--json"))
         assert (told["left_out_schemas"], told["added"]) == (["sales"], ["sales.later"])
         connection.execute("INSERT INTO sales.b VALUES (3); INSERT INTO sales.later VALUES (8)")
         bridge.caught_up()
-        assert (ids(bridge, topic), ids(bridge, f"{bridge.prefix}.sales.later")) == ({1, 2}, {7, 8})
+        assert (ids(bridge, "sales.b"), ids(bridge, "sales.later")) == ({1, 2}, {7, 8})
         assert bridge.stop() == 0, bridge.output
         fresh = new_bridge(
             conninfo,
@@ -238,6 +237,8 @@ def test_whole_schemas_come_and_go_while_the_bridge_runs(
 
 
 def ids(bridge: Bridge, topic: str) -> set[int]:
+    if f"{bridge.prefix}.{topic}" not in bridge.topics():
+        return set()
     values = [json.loads(value) for _, value in bridge.records(topic) if value is not None]
     return {value["after"]["id"] for value in values}
 
@@ -263,8 +264,7 @@ def test_rows_that_a_changed_filter_lets_through_are_asked_for(
         done = run(bridge, "--yes", "--read-rows")
         assert done.returncode == 0, done.stderr
         assert "the bridge is asked for their rows (signal " in done.stderr
-        topic = f"{bridge.prefix}.public.a"
-        eventually(lambda: ids(bridge, topic) == {8, 9, 10, 11}, what="the rows are read")
+        eventually(lambda: ids(bridge, "public.a") == {8, 9, 10, 11}, what="the rows are read")
         assert len([*bridge.events("b")]) == 1, "the other table is not read"
         assert bridge.stop() == 0, bridge.output
         options(bridge, row_filters={"public.a": "id < 13"}, snapshot={"mode": "never"})
