@@ -26,6 +26,7 @@ NAME = "_quarantine"
 PLACES_MAX = 1000
 """The most bad events of one epoch; more of them mean a systematic error."""
 _COLUMNS = ("topic", "partition", "offset", "commit_lsn", "seq", "op", "reason", "key", "value")
+_PLACE = ("topic", "partition", "offset")
 _SQL = (
     "topic string, partition int, offset bigint, commit_lsn bigint, seq bigint, op string,"
     " reason string, key string, value string, epoch bigint"
@@ -48,9 +49,11 @@ class Quarantine:
         summaries: Iterable[tuple[TopicSummary, Sequence[Shape]]],
         refuse: Callable[[str, SlotbridgeError], None],
     ) -> Bad:
-        """Write the bad events of an epoch down, once, and say where they are.
+        """Write the bad events of an epoch down, each once, and say where they are.
 
-        `epoch` None: of a rebuild, which writes down those that are not there yet.
+        `epoch` None: of a rebuild. Events that are there already are told by their places: an
+        epoch that is made again may be a larger one, and an event at the place of another topic
+        of the same name has another commit LSN.
         When they are more than PLACES_MAX, `refuse` is called with the topic that has most of them;
         if that returns, the topic is left out.
         """
@@ -86,12 +89,11 @@ class Quarantine:
     def _write(self, epoch: int | None, bad: DataFrame) -> None:
         if not self._spark.catalog.tableExists(self._identifier):
             self._spark.sql(f"CREATE TABLE {self._identifier} ({_SQL}) USING iceberg")
-        table = catalog.load(self._spark, self._identifier)
-        if epoch is None:
-            there = self._spark.table(self._identifier)
-            bad = bad.join(there, ["topic", "partition", "offset"], "left_anti")
-        if epoch is None or int(catalog.brought(table).get(catalog.EPOCH, -1)) < epoch:
-            bad.withColumn("epoch", F.lit(epoch).cast("bigint")).writeTo(self._identifier).append()
+        there = self._spark.table(self._identifier).select(*_PLACE, F.col("commit_lsn").alias("at"))
+        same = [bad[name] == there[name] for name in _PLACE]
+        new = bad.join(there, [*same, bad["commit_lsn"].eqNullSafe(there["at"])], "left_anti")
+        if not new.isEmpty():
+            new.withColumn("epoch", F.lit(epoch).cast("bigint")).writeTo(self._identifier).append()
         log.warning("events were put into the quarantine", table=self._identifier, epoch=epoch)
 
 

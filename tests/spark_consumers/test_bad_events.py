@@ -3,6 +3,7 @@
 import pytest
 
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable
 
 ITEMS = SourceTable("items", {"id": ("int4", -1), "name": ("text", -1), "n": ("int4", -1)})
@@ -43,6 +44,26 @@ def test_bad_events_are_put_aside_once_and_the_others_go_on(
         (2, 0, None, "no event of a table", 1),
     ]
     assert aside.where("value LIKE '%secret%'").count() == 1
+
+
+def test_an_epoch_that_is_cut_larger_after_a_kill_puts_all_its_bad_events_aside(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = new_pipeline(on_bad_event="quarantine")
+    two_rows(pipeline)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 3, "name": "bad", "n": "x"})
+    kill(monkeypatch, "nothing")
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.apply()
+    monkeypatch.undo()
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 4, "name": "worse", "n": "y"})
+    pipeline.apply()
+    aside = pipeline.spark.table(pipeline.identifier("_quarantine"))
+    commits = [row.commit_lsn for row in aside.orderBy("commit_lsn").collect()]
+    assert commits == [pipeline.publisher.commit_lsn - 100, pipeline.publisher.commit_lsn]
 
 
 def two_rows(pipeline: Pipeline) -> None:
