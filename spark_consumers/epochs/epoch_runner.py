@@ -23,18 +23,17 @@ from collections.abc import Iterable
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
-from schemas.errors import OperatorNeeded
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
-from spark_consumers.epochs import incomplete_tables
+from spark_consumers.epochs import incomplete_tables, quiet
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
-from spark_consumers.epochs.last_epoch import last_epoch, with_epoch
+from spark_consumers.epochs.last_epoch import last_epoch, lost_transactions, with_epoch
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.next_record import next_record
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.epochs.publication import TableCommit, publish
 from spark_consumers.epochs.rebuilds import Rebuilds, Topics
-from spark_consumers.epochs.report import EpochReport, TableReport, table_report
+from spark_consumers.epochs.report import EpochReport, table_report
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.epochs.table_writer import Work
 from spark_consumers.epochs.topic_summary import TopicSummary
@@ -93,7 +92,9 @@ class EpochRunner:
         self._brought: Counter[str] = Counter()
         self.topic = TransactionTopic(kafka, topics, self._follows, traced=settings.tracing.enabled)
         self._topic_id = self._record.transaction_topic_id
-        self._log = Transactions(self._record.transaction_offset, self._record.commit_lsn)
+        done, read_to = self._record.commit_lsn, self._record.transaction_offset
+        self._log = Transactions(read_to, done, self._redo_lsn)
+        self._recorded_ms = 0
         self._current = False
         """Whether shapes and divergences are known as of the transactions that were taken."""
 
@@ -124,9 +125,11 @@ class EpochRunner:
 
     @property
     def works_alone(self) -> bool:
-        """Whether `step` works without transactions. A rebuild waits for an epoch to be redone."""
-        active = not self._unrecorded and bool(self.rebuilds.active(self._states))
-        return active if self._redo_lsn is None else self._redo_lsn == self._record.commit_lsn
+        """Whether `step` works without new transactions. An epoch to be redone comes first."""
+        if self._redo_lsn is not None or self._unrecorded:
+            return self._redo_lsn == self._record.commit_lsn
+        active = self.rebuilds.active(self._states) or self.parking.refused
+        return bool(active) or self._quiet() is not None
 
     def waiting(self) -> tuple[int, int]:
         """Tell since when transactions wait, and how many bytes of WAL the tables are behind.
@@ -175,7 +178,7 @@ class EpochRunner:
     def require_redone(self) -> None:
         """Raise OperatorNeeded where an epoch was begun whose transactions did not come."""
         if self._redo_lsn is not None:
-            raise self._lost(self._redo_lsn)
+            raise lost_transactions(self.topic.name, self._redo_lsn)
 
     def step(self) -> EpochReport | None:
         """Apply the next epoch; return None while there is no transaction for one.
@@ -192,7 +195,8 @@ class EpochRunner:
         epoch = self._record.epoch + 1
         self.parking.begin(self._record, cut.commit_lsn, self._states)
         self.rebuilds.drop_reshaped(cut.commit_lsn)
-        without = self._refused_by_kafka(cut)
+        had = {n: s.commit_lsn for n, s in self._states.items()}
+        without = self._refused_by_kafka(self._log.leave_out(cut, had), had)
         opened = self._open(cut)
         anew = incomplete_tables.made_anew(self._dead, opened)
         lacking = {*without, *anew, *self.parking.uncounted()}
@@ -211,11 +215,10 @@ class EpochRunner:
         self._redo_lsn = None
         self._brought = cut.counts
         self._stage.follow(adopted)
-        told = cut.counts.keys() | (self.rebuilds.ready.keys() & adopted.keys())
-
-        def reported(name: str) -> TableReport:
-            return table_report(taken.summaries.get(self._topic(name)), self._stage.ways.get(name))
-
+        told = {*cut.counts, *(self.rebuilds.ready.keys() & adopted.keys())}
+        told -= self.parking.tables.keys()
+        ways, found = self._stage.ways, taken.summaries
+        reports = {n: table_report(found.get(self._topic(n)), ways.get(n)) for n in told}
         refused, self.parking.refused = self.parking.refused, {}
         return EpochReport(
             epoch,
@@ -223,7 +226,7 @@ class EpochRunner:
             cut.transactions,
             time.monotonic() - started,
             max((p.ts_us_max for p in taken.summaries.values()), default=0) // 1000 or cut.ts_ms,
-            {n: reported(n) for n in told if n not in self.parking.tables},
+            reports,
             sum(without.values()),
             quarantined,
             tuple(cut.traces),
@@ -238,15 +241,16 @@ class EpochRunner:
         record, parts = None if self._unrecorded else self._record, self._redo_lsn is None
         self.rebuilds.advance(record, self._states, self._brought, parts=parts)
 
-    def _refused_by_kafka(self, cut: Cut) -> dict[str, int]:
+    def _refused_by_kafka(self, cut: Cut, had: dict[str, int]) -> dict[str, int]:
         """Count the events that Kafka has refused and tables do without; refuse other tables."""
         stop, done = self._settings.on_dead_letter == "stop", self._record.commit_lsn
-        return incomplete_tables.refused(self._dead, done, cut, self.parking, stop=stop)
+        return incomplete_tables.refused(self._dead, done, cut, self.parking, had, stop=stop)
 
     def _cut(self) -> Cut | None:
         waiting = self._log.waiting()[1]
         record, done, now_ms = self._record, self._record.commit_lsn, int(time.time() * 1000)
-        made = self._redo_lsn is None and self.rebuilds.ready
+        parked = not self._unrecorded and self.parking.refused  # at the start, or of a rebuild
+        made = self._redo_lsn is None and (self.rebuilds.ready or parked)
         if self._redo_lsn == done or (made and not waiting):  # an epoch without transactions
             self._read_small_topics()
             return Cut(done, record.transaction_offset or 0, now_ms, record.commit_ts_ms)
@@ -256,13 +260,21 @@ class EpochRunner:
             self._read_small_topics()
             cut = self._log.upto(self._redo_lsn)
             if cut is None:
-                raise self._lost(self._redo_lsn)
+                raise lost_transactions(self.topic.name, self._redo_lsn)
             return cut
+        rest = None if waiting else self._quiet()
+        if waiting or rest is not None:
+            self._read_small_topics()
         if not waiting:
-            return None
-        self._read_small_topics()
+            return rest
         limits = self._shapes.first_change(done), self._ledger.audits.first_cut(self._spark, done)
         return self._log.cut(self._settings.offsets_per_trigger_max, *limits)
+
+    def _quiet(self) -> Cut | None:
+        """Return the transactions that bring the tables nothing, if it is time to record them."""
+        before_ms, now_ms = self._record.commit_ts_ms, int(time.time() * 1000)
+        due = not self._unrecorded and quiet.is_due(before_ms, self._recorded_ms, now_ms)
+        return self._log.rest() if due else None
 
     def _read_small_topics(self) -> None:
         """Read shapes and divergences that were written before the transactions taken so far.
@@ -275,15 +287,6 @@ class EpochRunner:
             self._divergences.require_none()
             self._shapes.read()
             self._current = True
-
-    def _lost(self, commit_lsn: int) -> OperatorNeeded:
-        return OperatorNeeded(
-            "Kafka lacks transactions that a table has already taken",
-            operation="go on with an epoch",
-            subject=self.topic.name,
-            lsn=commit_lsn,
-            hint="the topics were made anew or their retention was too short: rebuild the tables",
-        )
 
     def _open(self, cut: Cut) -> dict[str, OpenTable]:
         """Return the tables to which the epoch brings something, by source table."""
@@ -369,6 +372,7 @@ class EpochRunner:
             raise catalog.overtaken(self._ledger.identifier)
         self._ledger.thin_at_times(self._spark, epoch)
         self._record, self._states, self._unrecorded = record, states, False
+        self._recorded_ms = int(time.time() * 1000)
         self._look_for(entered.asked)
         return adopted
 

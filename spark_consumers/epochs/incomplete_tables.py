@@ -7,7 +7,7 @@ table is dropped and made anew.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -24,15 +24,22 @@ log = structlog.get_logger()
 
 
 def refused(
-    letters: DeadLetters, after_lsn: int, cut: Cut, parking: Parking, *, stop: bool
+    letters: DeadLetters,
+    after_lsn: int,
+    cut: Cut,
+    parking: Parking,
+    had: Mapping[str, int],
+    *,
+    stop: bool,
 ) -> dict[str, int]:
     """Count the events in the cut that Kafka has refused, by table.
 
-    `after_lsn`: the commit LSN that the tables have; that of parked ones is another. Tables that
+    `after_lsn`: the commit LSN that the group has; `had`: those of the tables, which may be later.
+    That from which a parked one is counted is another. Tables that
     the epoch leaves alone are left out, but their dead letters are kept for their return. With
     `stop`, each other table is refused, unless an operator has accepted its dead letters.
     """
-    others = parking.positions()
+    others = {n: lsn for n, lsn in had.items() if lsn > after_lsn} | parking.positions()
     found: Counter[str] = Counter()
     for letter in letters.between(min([after_lsn, *others.values()]), cut.commit_lsn):
         name, at_lsn = letter.table, letter.position.commit_lsn

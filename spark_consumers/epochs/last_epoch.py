@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
+from schemas.errors import OperatorNeeded
 from schemas.lsn import format_lsn
 from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.iceberg.tables import NEVER, State
@@ -33,6 +34,17 @@ def with_epoch(states: Mapping[str, State], record: EpochRecord | None) -> dict[
         if record and state and same and state.epoch <= record.epoch:
             found[name] = state.at(record.epoch, record.commit_lsn)
     return found
+
+
+def lost_transactions(topic: str, commit_lsn: int) -> OperatorNeeded:
+    """Return the error of an unfinished epoch that can't be made again."""
+    return OperatorNeeded(
+        "Kafka lacks transactions that a table has already taken",
+        operation="go on with an epoch",
+        subject=topic,
+        lsn=commit_lsn,
+        hint="the topics were made anew or their retention was too short: rebuild the tables",
+    )
 
 
 def last_epoch(states: Mapping[str, State], record: EpochRecord | None) -> LastEpoch:

@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 from schemas.errors import OperatorNeeded, SettingsError, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.tables import TablesSettings
+from spark_consumers.epochs import quiet
 from spark_consumers.epochs.audit_log import AuditLog
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, retention
@@ -271,8 +272,11 @@ def staying(
 
     Iceberg does not remove a snapshot that a reference names.
     """
-    places = set(retention.kept([entry.time_ms for entry in entries], now_ms, ages)[-most:])
-    return [e for place, e in enumerate(entries) if place in places or e.snapshot in named]
+    times_ms = [entry.time_ms for entry in entries]
+    news = quiet.with_news([entry.record.tables for entry in entries], times_ms, now_ms)
+    places = retention.kept([times_ms[place] for place in news], now_ms, ages)[-most:]
+    stay = {news[place] for place in places}
+    return [e for place, e in enumerate(entries) if place in stay or e.snapshot in named]
 
 
 def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:

@@ -200,7 +200,7 @@ class Parking:
             place = self._record.tables.get(name)
         events = before.events if before else 0
         done = NEVER if self._record is None else self._record.commit_lsn
-        after = before.counted_after if before else done
+        after = before.counted_after if before else max(done, has[1])
         identifier = state.identifier if state else self._tables.identifier(*schema_and_table(name))
         if self._spark.catalog.tableExists(identifier):
             table = catalog.load(self._spark, identifier)

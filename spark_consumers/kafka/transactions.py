@@ -4,7 +4,7 @@ An epoch always ends just after an END, so always between two transactions.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -58,15 +58,16 @@ class Cut:
 class Transactions:
     """The transactions that were read and are in no epoch yet, each once, in commit order. Pure."""
 
-    def __init__(self, offset: int | None, after_lsn: int) -> None:
+    def __init__(self, offset: int | None, after_lsn: int, begun_lsn: int | None = None) -> None:
         """Begin to read at `offset`, with transactions after `after_lsn`.
 
         The offset None is the first record's. Earlier transactions are left out: the tables have
-        them.
+        them. `begun_lsn`: where an epoch ends that is to be made again, whatever it brings.
         """
         self.offset = offset
         """Where the next records are to be read."""
         self._after_lsn = after_lsn
+        self._begun_lsn = begun_lsn
         self._ends: list[EndEvent] = []
 
     def take(self, ends: Iterable[EndEvent], offset: int) -> None:
@@ -75,7 +76,8 @@ class Transactions:
             last_lsn = self._ends[-1].commit_lsn if self._ends else self._after_lsn
             if end.commit_lsn <= last_lsn:  # the tables have it, or it was written twice
                 continue
-            if not end.counts and self._ends and not self._ends[-1].counts:
+            last = self._ends[-1] if self._ends else None
+            if last and not (end.counts or last.counts) and last_lsn != self._begun_lsn:
                 self._ends.pop()  # of many that bring nothing, the last says it all
             self._ends.append(end)
         self.offset = offset
@@ -123,6 +125,29 @@ class Transactions:
         if not found.transactions or found.commit_lsn != commit_lsn:
             return None
         return self._with_the_rest(found)
+
+    def rest(self) -> Cut | None:
+        """Return all transactions that were read, if none of them brings the tables anything.
+
+        None without any. Their number is not known: of most, nothing is kept.
+        """
+        if not self._ends or any(end.counts for end in self._ends):
+            return None
+        last = self._ends[-1]
+        found = Cut(last.commit_lsn, last.offset + 1, last.read_ms, last.ts_ms)
+        return self._with_the_rest(found)
+
+    def leave_out(self, cut: Cut, had: Mapping[str, int]) -> Cut:
+        """Leave events out of a cut's counts that tables have had; return the cut.
+
+        `had`: the commit LSN that each table has. A table may have a later one than the group,
+        where the catalog takes one table after the other, or where tables were restored.
+        """
+        for name, lsn in had.items():
+            if lsn > self._after_lsn and name in cut.counts:
+                own = (end for end in self._ends if end.commit_lsn <= min(lsn, cut.commit_lsn))
+                cut.counts[name] -= sum(end.counts[name] for end in own)
+        return cut
 
     def reaches(self, commit_lsn: int) -> bool:
         """Tell whether a transaction at or after `commit_lsn` was read."""

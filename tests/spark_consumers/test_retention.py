@@ -3,7 +3,7 @@
 import hypothesis
 from hypothesis import strategies as st
 
-from spark_consumers.epochs.ledger import Entry, EpochRecord, staying
+from spark_consumers.epochs.ledger import Entry, EpochRecord, Place, staying
 from spark_consumers.iceberg.catalog import own_tags_of, tag_name
 from spark_consumers.iceberg.maintenance import NOTHING, Recorded, forgotten
 from spark_consumers.iceberg.retention import HOUR_MS, MINUTE_MS, Retention, kept
@@ -139,6 +139,18 @@ def test_an_epoch_whose_snapshot_has_a_reference_stays_recorded() -> None:
     ]
     assert staying(entries, {10, 30}, DEFAULT, 300, START_MS) == [entries[n] for n in (0, 2, 4)]
     assert staying(entries, set(), DEFAULT, 300, START_MS) == entries[4:]
+
+
+def test_epochs_without_news_go_after_a_day_and_take_no_place_of_others() -> None:
+    def entry(number: int, snapshot: int, hours: int) -> Entry:
+        places = {"public.t": Place("t", snapshot, "u")}
+        return Entry(EpochRecord(number, number, 0, {}, None, places), number, hours * HOUR_MS)
+
+    quiet = [entry(100 + hours, 7, hours) for hours in range(3, 600)]
+    entries = [entry(1, 6, 1), entry(2, 7, 2), *quiet]
+    found = staying(entries, set(), DEFAULT, 300, 600 * HOUR_MS)
+    assert [e.record.epoch for e in found] == [1, 2, *range(100 + 577, 100 + 600)]
+    assert staying(entries, set(), DEFAULT, 300, 2000 * HOUR_MS) == entries[-1:]
 
 
 def test_tags_that_only_look_like_ours_are_left_alone() -> None:

@@ -8,11 +8,13 @@ from pyspark.sql import SparkSession
 
 from schemas.errors import BadInput
 from schemas.settings import KafkaSettings
+from spark_consumers.epochs import quiet
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import EndEvent, Transactions
 
 TOPIC = "p.transaction"
+HOUR_MS = 3600_000
 
 
 def end(number: int, **counts: int) -> EndEvent:
@@ -44,6 +46,42 @@ def test_a_cut_ends_before_a_change_and_is_found_again_by_its_lsn() -> None:
     assert again is not None
     assert (again.counts, again.offset) == (cut.counts, end(3).offset + 1)
     assert log.upto(350) is None
+
+
+def test_the_rest_is_what_brings_nothing_and_only_while_nothing_else_waits() -> None:
+    log = taken([end(1), end(2), end(3)])
+    rest = log.rest()
+    assert rest is not None
+    assert (rest.commit_lsn, rest.offset, rest.ts_ms, rest.counts) == (300, 1000, 3, {})
+    log.take([end(4, t=1), end(5)], 2000)
+    assert log.rest() is None
+    cut = log.cut(100)
+    assert cut is not None
+    log.done(cut)
+    last = log.rest()
+    assert last is not None and (last.commit_lsn, last.offset) == (500, 2000)
+    log.done(last)
+    assert log.rest() is None
+
+
+def test_an_epoch_without_events_that_is_made_again_is_found_by_its_lsn() -> None:
+    log = Transactions(None, -1, 200)
+    log.take((end(n) for n in range(1, 5)), 1000)
+    again = log.upto(200)
+    assert again is not None and again.commit_lsn == 200
+    log.done(again)
+    rest = log.rest()
+    assert rest is not None and rest.commit_lsn == 400
+
+
+@pytest.mark.parametrize(
+    ("commit_ms", "recorded_ms", "due"),
+    [(0, 0, True), (0, 9 * HOUR_MS, False), (9 * HOUR_MS, 0, False), (8 * HOUR_MS, 0, True)],
+)
+def test_when_transactions_without_events_are_recorded(
+    commit_ms: int, recorded_ms: int, *, due: bool
+) -> None:
+    assert quiet.is_due(commit_ms, recorded_ms, 9 * HOUR_MS + 1) == due
 
 
 def test_a_cut_ends_before_a_split_unless_that_is_the_first() -> None:

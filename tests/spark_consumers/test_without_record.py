@@ -1,0 +1,85 @@
+"""Tables without a record of epochs, each at another commit LSN: what each lacks is counted."""
+
+from collections import Counter
+from unittest.mock import create_autospec
+
+import pytest
+
+from spark_consumers.epochs import incomplete_tables
+from spark_consumers.epochs.parking import Parking
+from spark_consumers.events.shape import CommitPosition
+from spark_consumers.iceberg import catalog
+from spark_consumers.kafka.shapes import DeadLetters, Lacking
+from spark_consumers.kafka.transactions import Cut, EndEvent, Transactions
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable
+
+TABLES = [SourceTable(name, {"id": ("int4", -1)}) for name in ("first", "second", "third")]
+
+
+def every(pipeline: Pipeline, number: int) -> None:
+    with pipeline.publisher.transaction() as t:
+        for table in TABLES:
+            t.insert(table, {"id": number})
+
+
+def put_back(pipeline: Pipeline, name: str, epochs: int) -> None:
+    """Make a table what it was some epochs ago, as one of a restored catalog is."""
+    table = catalog.load(pipeline.spark, pipeline.identifier(name))
+    tags = catalog.own_tags(table)
+    gone, last = tags[-epochs:], tags[-epochs - 1]
+    snapshot = catalog.ref_snapshot(table, last)
+    number = int(catalog.properties(table)[catalog.EPOCH]) - epochs
+    place = pipeline.identifier(name).partition(".")[2]
+    pipeline.spark.sql(f"CALL slotbridge.system.set_current_snapshot('{place}', {snapshot})")
+    table.refresh()
+    catalog.forget(table, gone)
+    values = {catalog.EPOCH: str(number), catalog.COMMIT_LSN: str(catalog.tag_lsn(last))}
+    catalog.set_properties(table, values)
+
+
+def test_tables_at_three_lsns_without_a_record_lack_nothing(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(*TABLES)
+    for number in (1, 2, 3):
+        every(pipeline, number)
+        pipeline.apply()
+    pipeline.restart()
+    put_back(pipeline, "first", 2)
+    put_back(pipeline, "second", 1)
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    pipeline.step()
+    assert not pipeline.runner.parking.tables
+    every(pipeline, 4)
+    pipeline.apply()
+    assert not pipeline.runner.parking.tables
+    for table in TABLES:
+        assert [row.id for row in pipeline.rows(table.name)] == [1, 2, 3, 4]
+
+
+def test_dead_letters_that_a_table_has_come_past_are_over() -> None:
+    letters = [
+        Lacking(f"public.{name}", CommitPosition(lsn, 0), "too large")
+        for name in ("first", "second")
+        for lsn in (150, 250)
+    ]
+    known = create_autospec(DeadLetters, instance=True)
+    known.between.return_value = letters
+    parking = create_autospec(Parking, instance=True)
+    parking.positions.return_value = {}
+    parking.held.return_value = False
+    had = {"public.first": 100, "public.second": 200}
+    found = incomplete_tables.refused(known, 100, Cut(300, 7), parking, had, stop=False)
+    assert found == {"public.first": 2, "public.second": 1}
+
+
+def test_what_a_table_has_had_is_not_counted() -> None:
+    log = Transactions(None, -1)
+    log.take([EndEvent(n, 100 * n, n, n, Counter(a=1, c=2)) for n in range(1, 5)], 100)
+    cut = log.upto(300)
+    assert cut is not None
+    log.leave_out(cut, {"a": -1, "c": 200, "other": 300})
+    assert cut.counts == {"a": 3, "c": 2}
