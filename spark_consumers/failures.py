@@ -44,7 +44,7 @@ def translated(error: Exception, operation: str) -> SlotbridgeError:
     """Return the error to raise instead of `error`; a SlotbridgeError comes back unchanged."""
     if isinstance(error, SlotbridgeError):
         return error
-    text = _text(error)
+    text = text_of(error)
     refusal = _REFUSAL.search(text)
     if refusal:
         return _refused(refusal, operation)
@@ -62,7 +62,7 @@ def translated(error: Exception, operation: str) -> SlotbridgeError:
     )
 
 
-def _text(error: Exception) -> str:
+def text_of(error: Exception) -> str:
     """Join all that an exception and its causes say, Java's included."""
     parts = [str(error)]
     java = getattr(error, "java_exception", None)
@@ -70,7 +70,7 @@ def _text(error: Exception) -> str:
         parts.append(str(java.toString()))
     # Spark's own exceptions keep the Java cause in a field of theirs.
     causes = (error.__cause__, getattr(error, "_cause", None))
-    parts.extend(_text(cause) for cause in causes if isinstance(cause, Exception))
+    parts.extend(text_of(cause) for cause in causes if isinstance(cause, Exception))
     return "\n".join(parts)
 
 

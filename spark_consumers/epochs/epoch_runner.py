@@ -87,6 +87,7 @@ class EpochRunner:
         self._states |= with_epoch(self._states, record)
         self._record, self._redo_lsn = last_epoch(self._states, record)
         self.parking.recall(self._record, self._follows)
+        self.parking.refuse_rolled_back(self._record)
         read = Topics(topics, self._reader, self._shapes, self._dead, self._topic)
         self.rebuilds = Rebuilds(spark, self._settings, self._tables, read, self.parking)
         self._brought: Counter[str] = Counter()

@@ -25,7 +25,7 @@ from schemas.tables import TablesSettings
 from spark_consumers.epochs.event_reader import Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.iceberg import catalog, sums
+from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.parked import concerns_one_table, parked_by
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
 from spark_consumers.kafka.transactions import Cut
@@ -82,6 +82,14 @@ class Parking:
         for name, found in self.tables.items():
             log.warning("a table is parked", table=name, **found.parked.described())
         self.look()
+
+    def refuse_rolled_back(self, record: EpochRecord) -> None:
+        """Park the tables that somebody has rolled back since their last epoch, at a start."""
+        self.begin(record, record.commit_lsn, self._states)
+        for name, state in list(self._states.items()):
+            # Sums are computed anew.
+            if state.rolled_back and name not in self.tables and not sums.is_sums(name):
+                self.refuse(name, rollback.refused(state.identifier))
 
     def begin(self, record: EpochRecord, cut_lsn: int, states: dict[str, State]) -> None:
         """Begin an epoch up to `cut_lsn` after `record`, or a part of a rebuild beside it."""

@@ -4,6 +4,7 @@ Nothing of an epoch is to be seen before all its tables are written: one that is
 others where it is itself. Then each has it by one commit (iceberg/staging.py).
 """
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from spark_consumers.epochs.quarantine import Bad, Quarantine, without
 from spark_consumers.epochs.table_writer import Way, Work
 from spark_consumers.epochs.threads import at_once
 from spark_consumers.events import changes
-from spark_consumers.iceberg import catalog, sums
+from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.delete_insert import Deletes
 from spark_consumers.iceberg.layout import Layout, layout_of
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
@@ -177,10 +178,15 @@ class Stage:
         def adopt(name: str) -> None:
             item = self._work.get(name)
             unset = [catalog.PARKED]
-            unset += [catalog.REPLACED, catalog.FILLS] if item else []
+            unset += [catalog.REPLACED, catalog.FILLS, catalog.DROPS] if item else []
             if item and item.table.rebuilt:
                 unset += [catalog.REBUILD, catalog.REBUILD_NOTE]
-            adopted[name] = self._staging.adopt(self._bases[name], values, tag, unset)
+            drops = item.table.drops if item else ()
+            own = dict(values)
+            if item and drops:
+                left = [column for column in item.table.layout.kept if column not in drops]
+                own[catalog.KEPT] = json.dumps(left)
+            adopted[name] = self._staging.adopt(self._bases[name], own, tag, unset, drops)
 
         at_once(adopt, sorted(self._bases))
         return adopted
@@ -228,6 +234,7 @@ class Stage:
             base = self._staging.begin(identifier, sealed, explicit=True)
             branch = self._staging.branch(self._staging.written(base))
             behind = known is None or known.commit_lsn < before.commit_lsn
+            behind = behind or rollback.rolled_back(table, catalog.properties(table))
             if item is None or behind or not table_writer.adds_up(item):
                 sums.recompute(self._spark, branch, source, settings)
             else:

@@ -32,6 +32,7 @@ REBUILD = "slotbridge.rebuild"
 REBUILD_NOTE = "slotbridge.rebuild_note"
 REPLACED = "slotbridge.replaced"
 FILLS = "slotbridge.fills"
+DROPS = "slotbridge.drops"
 LACKS = "slotbridge.lacks"
 SEEN_LSN = "slotbridge.seen_lsn"
 PARKED = "slotbridge.parked"
@@ -40,7 +41,8 @@ COMMIT_LSN = "slotbridge.commit_lsn"
 """Names of table properties; the last two are also in the summary of each snapshot. LACKS: the
 commit LSN of an epoch in which an event of the table was left out (a dead letter, the quarantine),
 so that the table may have a row that the source has not. KEPT: columns that nothing fills any more.
-FILLS: what the next epoch puts into added columns of all rows (fills.py). SEEN_LSN: inserts that
+FILLS: what the next epoch puts into added columns of all rows (fills.py). DROPS: those of KEPT that
+the next epoch drops. SEEN_LSN: inserts that
 commit before it may be of rows that a snapshot brought. REBUILD: asked for by which command; it is
 also in the summaries of the snapshots that a rebuild writes."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."

@@ -1,4 +1,9 @@
-"""Brings an Iceberg table from one shape to the next, in one commit.
+"""Brings an Iceberg table from one shape to the next, in one commit, before its epoch is written.
+
+Iceberg has one schema for all branches of a table, so that readers see new columns, names and types
+without their values until the epoch is published. Only a drop, which would take values away from
+them, waits for the commit that brings the epoch (iceberg/staging): until then the column is a kept
+one, which DROPS names.
 
 at the source           in the Iceberg table
 column added            added; rows that were there get the value that the source gave them
@@ -11,8 +16,10 @@ key changed             refused
 another table           its rows replace all that were there; columns as above
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,15 +30,23 @@ from pyspark.sql import types as T
 from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
 from spark_consumers.events.shape import CommitPosition, Shape, survivors_of
+from spark_consumers.failures import FOREIGN, text_of
 from spark_consumers.iceberg import catalog, fills
 from spark_consumers.iceberg.fills import Fill
 from spark_consumers.iceberg.layout import Field, Layout, layout_of
 
 log = structlog.get_logger()
+_REFUSAL = re.compile(
+    r"\b(?:ValidationException: |IllegalArgumentException: (?=Cannot |Invalid ))([^\n]*)"
+)
+"""What Iceberg raises of columns; an IllegalArgumentException may also be of other things."""
 
 
 class Changes(NamedTuple):
-    """The changes of a table's columns; each pair is (name, new name or Spark type)."""
+    """The changes of a table's columns; each pair is (name, new name or Spark type).
+
+    `drops`: by their new names, as they are dropped last.
+    """
 
     renames: tuple[tuple[str, str], ...]
     drops: tuple[str, ...]
@@ -44,11 +59,13 @@ class Evolved(NamedTuple):
 
     `replaced`: the position from which on it is another source table, if so. `kept`: columns that
     nothing fills any more. `fills`: what rows that are there are to get in columns that were added.
+    `drops`: the kept columns that the next epoch drops.
     """
 
     replaced: CommitPosition | None
     kept: tuple[str, ...]
     fills: Mapping[str, Fill]
+    drops: tuple[str, ...] = ()
 
 
 def needed(
@@ -87,9 +104,10 @@ def needed(
         if column not in of_old
     ]
     for name in [*renames.values(), *dict(adds)]:
-        if name in there and name not in renames and name not in drops:
+        if name in there and name not in renames:
             renames[name] = _set_aside(name, names)
-    return Changes(tuple(renames.items()), tuple(drops), tuple(adds), tuple(widened))
+    last = (renames.get(name, name) for name in drops)
+    return Changes(tuple(renames.items()), tuple(last), tuple(adds), tuple(widened))
 
 
 def _by_column(layout: Layout) -> dict[str, Field]:
@@ -117,7 +135,7 @@ def evolve(
     commit. Raise Retryable where the table has another epoch than `known`: another writer may have
     changed it already.
     """
-    replaced, kept, pending = given
+    replaced, kept, pending, drops = given
     for before, after in pairwise(shapes):
         table = catalog.load(spark, identifier)
         catalog.require_known(table, identifier, known)
@@ -130,9 +148,12 @@ def evolve(
         kept = unfilled(old, new, changes, kept)
         found = fills.wanted(settings, after.name, fills.fills_for(old, new))
         names = dict(changes.renames)
-        left = {name: fill for name, fill in pending.items() if name not in changes.drops}
-        pending = {names.get(name, name): fill for name, fill in left.items()} | {**found}
-        _commit(spark, table, changes, after, Evolved(None, kept, pending), another=another)
+        left = {names.get(name, name): fill for name, fill in pending.items()}
+        pending = {n: fill for n, fill in left.items() if n not in changes.drops} | {**found}
+        drops = (*(names.get(name, name) for name in drops), *changes.drops)
+        to_get = Evolved(None, kept, pending, drops)
+        with refusing(after):
+            _commit(spark, table, changes, after, to_get, another=another)
         changed = [*(name for name, _ in changes.adds), *dict(changes.widened)]
         fills.warn_unsent(before, after, changed)
         replaced = after.since if another else replaced
@@ -143,16 +164,16 @@ def evolve(
             added=[name for name, _ in changes.adds],
             filled=[*found],
             renamed=[f"{a} -> {b}" for a, b in changes.renames],
-            dropped=list(changes.drops),
+            to_be_dropped=list(changes.drops),
             widened=[name for name, _ in changes.widened],
         )
-    return Evolved(replaced, kept, pending)
+    return Evolved(replaced, kept, pending, drops)
 
 
 def unfilled(old: Layout, new: Layout, changes: Changes, kept: Iterable[str]) -> tuple[str, ...]:
     """Return the columns that nothing fills after the changes; `kept`: those before. Pure."""
     names = dict(changes.renames)
-    there = [*kept, *(field.name for field in old.fields if field.name not in changes.drops)]
+    there = [*kept, *(field.name for field in old.fields)]
     after = (names.get(name, name) for name in there)
     return tuple(dict.fromkeys(name for name in after if name not in new.names))
 
@@ -166,10 +187,29 @@ def _commit(
     *,
     another: bool,
 ) -> None:
+    if changes.drops:  # what Iceberg refuses is refused here, not in the commit of all tables
+        drop_columns(_changed(spark, table, changes), changes.drops)
+    transaction = _changed(spark, table, changes)
+    values = transaction.updateProperties()
+    values.set(catalog.SHAPE, json.dumps(shape.document()))
+    values.set(catalog.KEY, json.dumps(shape.key))
+    values.set(catalog.KEPT, json.dumps(to_get.kept))
+    if to_get.fills:
+        values.set(catalog.FILLS, json.dumps(to_get.fills))
+    else:
+        values.remove(catalog.FILLS)
+    if to_get.drops:
+        values.set(catalog.DROPS, json.dumps(to_get.drops))
+    if another:
+        values.set(catalog.REPLACED, json.dumps(shape.since))
+    values.commit()
+    transaction.commitTransaction()
+
+
+def _changed(spark: SparkSession, table: Any, changes: Changes) -> Any:
+    """Return a transaction that has changed the columns of a table, and has yet to be committed."""
     transaction = table.newTransaction()
     update = transaction.updateSchema()
-    for name in changes.drops:
-        update.deleteColumn(name)
     for name, new_name in changes.renames:
         update.renameColumn(name, new_name)
     update.commit()
@@ -180,18 +220,33 @@ def _commit(
         # With its parent, none: else a dot would part the name.
         update.addColumn(None, name, catalog.column_type(spark, kind))
     update.commit()
-    values = transaction.updateProperties()
-    values.set(catalog.SHAPE, json.dumps(shape.document()))
-    values.set(catalog.KEY, json.dumps(shape.key))
-    values.set(catalog.KEPT, json.dumps(to_get.kept))
-    if to_get.fills:
-        values.set(catalog.FILLS, json.dumps(to_get.fills))
-    else:
-        values.remove(catalog.FILLS)
-    if another:
-        values.set(catalog.REPLACED, json.dumps(shape.since))
-    values.commit()
-    transaction.commitTransaction()
+    return transaction
+
+
+def drop_columns(transaction: Any, names: Iterable[str]) -> None:
+    """Drop columns in a transaction of a table."""
+    update = transaction.updateSchema()
+    for name in names:
+        update.deleteColumn(name)
+    update.commit()
+
+
+@contextlib.contextmanager
+def refusing(shape: Shape) -> Iterator[None]:
+    """Raise SetupError where Iceberg refuses the columns of a table: the others can go on."""
+    try:
+        yield
+    except FOREIGN as error:
+        # PySpark tells the class of an IllegalArgumentException by its own alone.
+        found = _REFUSAL.search(f"{type(error).__name__}: {text_of(error)}")
+        if found is None:
+            raise
+        raise _refused(
+            shape,
+            f"Iceberg refuses its columns: {found[1]}",
+            "give the column another name (tables.rules: rename) or leave it out (exclude); if "
+            "somebody has partitioned or sorted the table by it, end that",
+        ) from error
 
 
 def key_changed(before: Shape, after: Shape) -> bool:

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, rollback
+from spark_consumers.iceberg.evolution import drop_columns
 from spark_consumers.iceberg.tables import State, is_large, merge_mode, state_of
 from spark_consumers.sql import quoted
 
@@ -77,10 +78,13 @@ class Staging:
         The branch is made at once: one that a write makes would count the table's rows and bytes
         from zero in its snapshot's summary. `explicit`: so is that of a table without snapshots.
         `rebuilt`: it begins at the rebuild's branch. Raise Retryable (LOCKED) where the table
-        has another epoch, or no such branch.
+        has another epoch, or no such branch. Raise OperatorNeeded where the table was rolled back
+        behind its last epoch; with `explicit` or `rebuilt` its rows are of no importance.
         """
         table = catalog.load(self._spark, identifier)
         found = catalog.require_known(table, identifier, known)
+        if not (rebuilt or explicit) and rollback.rolled_back(table, found):
+            raise rollback.refused(identifier)
         snapshot = catalog.snapshot_id(table)
         side = catalog.ref_snapshot(table, REBUILT) if rebuilt else None
         if rebuilt and side is None:
@@ -133,12 +137,17 @@ class Staging:
         return f"{base.identifier}.{quoted(f'branch_{self._branch}')}"
 
     def adopt(
-        self, base: Base, values: Mapping[str, str], tag: str, unset: Collection[str]
+        self,
+        base: Base,
+        values: Mapping[str, str],
+        tag: str,
+        unset: Collection[str],
+        drops: Collection[str] = (),
     ) -> "Adopted":
         """Prepare the commit that makes the branch the table, and sets and removes properties.
 
-        It also tags the last snapshot. Raise Retryable (LOCKED) where somebody else has changed
-        the table since `begin`.
+        It also tags the last snapshot, and drops columns (`drops`). Raise Retryable (LOCKED) where
+        somebody else has changed the table since `begin`.
         """
         table = catalog.load(self._spark, base.identifier)
         head = catalog.ref_snapshot(table, self._branch)
@@ -159,6 +168,8 @@ class Staging:
         for name in unset:
             update.remove(name)
         update.commit()
+        if drops:
+            drop_columns(transaction, drops)
         if number is not None:
             manage = transaction.manageSnapshots()
             if head is not None:

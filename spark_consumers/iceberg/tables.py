@@ -24,8 +24,8 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.settings import KafkaSettings
 from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.shape import CommitPosition, Shape, last_replacement
-from spark_consumers.iceberg import catalog, rules
-from spark_consumers.iceberg.evolution import Evolved, evolve
+from spark_consumers.iceberg import catalog, rollback, rules
+from spark_consumers.iceberg.evolution import Evolved, evolve, refusing
 from spark_consumers.iceberg.fills import Fill, fills_from, wanted
 from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
 from spark_consumers.iceberg.parked import Parked, parked_from
@@ -77,6 +77,10 @@ class State:
     """Why the table stays at `epoch` while the others go on; None where it does not."""
     fills: Mapping[str, Fill] = field(default_factory=dict)
     """What the rows are to get in columns that were added."""
+    drops: tuple[str, ...] = ()
+    """Columns that the next epoch drops."""
+    rolled_back: bool = False
+    """Whether it lacks rows of an epoch that it had, when its state was read."""
 
     def at(self, epoch: int, commit_lsn: int) -> "State":
         """Return the state after an epoch that brings the table nothing."""
@@ -89,7 +93,7 @@ class OpenTable:
 
     `rebuild`: its rows are to be replaced as a whole. `rebuilt`: its rows are those of the branch
     that a rebuild has filled up to `commit_lsn`. `replaced`: its rows from before this position are
-    to be replaced. `large`, `lacks`, `seen_lsn`, `fills`: as in State.
+    to be replaced. `large`, `lacks`, `seen_lsn`, `fills`, `drops`: as in State.
     """
 
     identifier: str
@@ -102,6 +106,7 @@ class OpenTable:
     seen_lsn: int = NEVER
     fills: Mapping[str, Fill] = field(default_factory=dict)
     rebuilt: bool = False
+    drops: tuple[str, ...] = ()
 
     @property
     def appends(self) -> bool:
@@ -147,7 +152,8 @@ class Tables:
         properties = catalog.properties(table)
         if catalog.SOURCE not in properties:
             return None
-        return state_of(identifier, table, properties, large=is_large(catalog.summary(table)))
+        state = state_of(identifier, table, properties, large=is_large(catalog.summary(table)))
+        return replace(state, rolled_back=rollback.rolled_back(table, properties))
 
     def open(self, spark: SparkSession, shapes: list[Shape], state: State | None) -> OpenTable:
         """Open the table of the last of `shapes`; create or change it where needed.
@@ -163,17 +169,18 @@ class Tables:
             with self._creating:
                 if spark.catalog.tableExists(identifier):
                     raise _taken(spark, identifier, last)
-                spark.sql(create_sql(identifier, layout, _properties(layout)))
+                with refusing(last):
+                    spark.sql(create_sql(identifier, layout, _properties(layout)))
                 if layout.rule.sort:
                     spark.sql(sort_sql(identifier, layout.rule.sort))
             return OpenTable(identifier, layout, NEVER, replaced=last_replacement(shapes))
         replaced, fills = state.replaced, wanted(self._settings, state.source, state.fills)
-        kept = self._require_rule(spark, state, layout)
+        kept, drops = self._require_rule(spark, state, layout), state.drops
         later = [s for s in shapes if state.shape is None or s.since > state.shape.since]
         if state.shape is not None and later:
             given = [state.shape, *later]
-            to_get = Evolved(replaced, kept, fills)
-            replaced, kept, fills = evolve(
+            to_get = Evolved(replaced, kept, fills, drops)
+            replaced, kept, fills, drops = evolve(
                 spark, state.identifier, self._settings, given, to_get, state.sealed
             )
         layout = replace(layout, kept=kept)
@@ -182,6 +189,7 @@ class Tables:
             lacks=state.lacks,
             seen_lsn=state.seen_lsn,
             fills=fills,
+            drops=drops,
         )
 
     def _require_rule(self, spark: SparkSession, state: State, layout: Layout) -> tuple[str, ...]:
@@ -258,6 +266,7 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
         sealed,
         parked,
         fills_from(found.get(catalog.FILLS)),
+        tuple(json.loads(found.get(catalog.DROPS, "[]"))),
     )
 
 

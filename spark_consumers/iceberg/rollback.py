@@ -1,0 +1,64 @@
+"""Tells a table that somebody has rolled back: its properties still have the epoch, its rows not.
+
+    main   … -> epoch 7 (tag lsn_…) -> epoch 8 (tag) -> compaction     properties: epoch 8
+           … -> epoch 7                                                rolled back
+           … -> epoch 7 -> somebody's rows                             so is this
+
+A rollback changes the branch `main` and nothing else. Sequence numbers grow along a branch, so a
+snapshot that comes before an epoch's and does not lead to it tells the rollback. Where snapshots
+between were expired, nothing is judged.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.errors import OperatorNeeded
+from spark_consumers.iceberg import catalog
+
+
+def rolled_back(table: Any, found: Mapping[str, str]) -> bool:
+    """Tell whether a table's rows lack the last epoch of its properties, `found`."""
+    if not found.keys() >= {catalog.EPOCH, catalog.COMMIT_LSN}:
+        return False
+    last = _snapshots_of(table, found)
+    if not last:  # the epoch has only set properties, or its snapshot was expired
+        return False
+    since, snapshot = min(last.values()), table.currentSnapshot()
+    while snapshot is not None and snapshot.sequenceNumber() >= since:
+        if snapshot.snapshotId() in last:
+            return False
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else table.snapshot(parent)
+        if snapshot is None:
+            return parent is None
+    return True
+
+
+def _snapshots_of(table: Any, found: Mapping[str, str]) -> dict[int, int]:
+    """Return the snapshots (id -> sequence number) of the last epoch that the properties tell.
+
+    The commit of an epoch tags its last one. Without the tag the summaries tell; a writer that was
+    overtaken may have left others of the same epoch. {} if none is known.
+    """
+    tag = catalog.ref_snapshot(table, catalog.tag_name(int(found[catalog.COMMIT_LSN])))
+    if tag is not None:
+        return {tag: int(table.snapshot(tag).sequenceNumber())}
+    return {
+        int(snapshot["snapshot-id"]): int(snapshot.get("sequence-number", 0))
+        for snapshot in catalog.metadata(table).get("snapshots", ())
+        if snapshot["summary"].get(catalog.EPOCH) == found[catalog.EPOCH]
+        and catalog.REBUILD not in snapshot["summary"]
+    }
+
+
+def refused(identifier: str) -> OperatorNeeded:
+    """Return the error of a table that was rolled back."""
+    name = identifier.replace("`", "")
+    return OperatorNeeded(
+        "the Iceberg table was rolled back: it lacks rows of an epoch that its properties tell",
+        operation="go on with a table",
+        subject=name,
+        hint="`slottables rebuild --table` makes it anew from Kafka; or roll it forward with "
+        "`CALL system.set_current_snapshot`, to the snapshot of its last tag lsn_…, and "
+        "`slottables unpark --table`",
+    )
