@@ -180,8 +180,8 @@ class TablesSettings(_Part):
     fill the column with the value that they have there, which writes the Iceberg table anew, or
     leave NULL and log it."""
     on_dropped_column: Literal["keep", "drop"] = "keep"
-    """What to do with a column dropped at the source: keep it, with NULL in new rows, or drop
-    it."""
+    """What to do with a column dropped at the source: keep it, with NULL in new rows, or drop it
+    in the commit that brings the next epoch."""
     on_changed_type: Literal["stop", "new_column"] = "stop"
     """What to do when a column's new type can't hold its old values: stop, or keep these in
     `column__old<n>`."""
@@ -215,8 +215,10 @@ class TablesSettings(_Part):
     """Find the rows of large tables that change by an index of their keys, which is kept in the
     warehouse's folder, or in this machine's folder for temporary files: what an epoch costs then
     does not grow with the table. 16 bytes a row, and its key's bytes unless that is one integer."""
-    orphans_older_ms: int = Field(24 * 3600 * 1000, ge=0)
-    """`maintain` removes files that no snapshot names once they are older than this."""
+    orphans_older_ms: int = Field(24 * 3600 * 1000, ge=3600 * 1000)
+    """`maintain` removes files that no snapshot names once they are older than this; at least an
+    hour, as no snapshot names the files of an epoch under way. Keep it longer than an epoch
+    takes."""
     audit_interval_ms: int = Field(0, ge=0, le=7 * 24 * 3600 * 1000)
     """How often `run` audits all tables beside its epochs, as `slottables audit` does; 0: never. It
     needs the section `source`."""

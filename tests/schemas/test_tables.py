@@ -97,3 +97,10 @@ def test_a_warehouse_or_catalog_that_means_nothing_is_one_clear_error(
 
 def test_a_rule_without_anything_is_a_current_table() -> None:
     assert TableRule() == TableRule(kind="current")
+
+
+def test_files_of_an_epoch_under_way_are_not_taken_for_lost_ones(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("tables: {warehouse: /w, orphans_older_ms: 3599999}", encoding="utf-8")
+    with pytest.raises(SettingsError, match="orphans_older_ms"):
+        load_settings(path)

@@ -108,6 +108,11 @@ class Pipeline:
             self._runner = EpochRunner(self.spark, self.settings)
         return self._runner
 
+    def set_tables(self, **values: Any) -> None:
+        """Set settings of its tables, also those that users may not set."""
+        found = self.tables.model_copy(update=values)
+        self.settings = self.settings.model_copy(update={"tables": found})
+
     def restart(self) -> None:
         """End the runner, as a kill does."""
         if self._runner is not None:

@@ -114,8 +114,8 @@ def test_a_warehouse_in_object_storage(
         warehouse=f"s3://{storage.bucket}/tables",
         catalog_uri=f"jdbc:sqlite:{uri}",
         catalog_options=storage.options,
-        orphans_older_ms=0,
     )
+    pipeline.set_tables(orphans_older_ms=0)
     follow(spark, pipeline)
     with pipeline.publisher.transaction() as t:
         t.insert(TABLE, {"id": 2, "name": "by the query"})

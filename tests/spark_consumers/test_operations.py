@@ -138,7 +138,8 @@ def test_maintenance_leaves_rows_and_tags_and_few_files(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
-    pipeline = new_pipeline(epochs_kept=2, compact_files_min=2, orphans_older_ms=0)
+    pipeline = new_pipeline(epochs_kept=2, compact_files_min=2)
+    pipeline.set_tables(orphans_older_ms=0)
     pipeline.publisher.announce(ACCOUNTS, MOVES)
     load(pipeline)
     before = accounts(pipeline)

@@ -61,8 +61,7 @@ def noted(pipeline: Pipeline, table: str = "bad") -> dict[str, object] | None:
 def changed(pipeline: Pipeline, **tables: object) -> None:
     """The pipeline with other settings, restarted."""
     pipeline.restart()
-    found = pipeline.tables.model_copy(update=tables)
-    pipeline.settings = pipeline.settings.model_copy(update={"tables": found})
+    pipeline.set_tables(**tables)
 
 
 def lost(pipeline: Pipeline, there: int, gone: int) -> int:
