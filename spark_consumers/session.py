@@ -65,6 +65,8 @@ _QUIET = (
     "org.apache.spark.sql.kafka010.KafkaDataConsumer",
     # Partitions are assigned, and no offset is committed: the group's id only names the consumers.
     "org.apache.spark.sql.kafka010.KafkaSourceProvider",
+    # The source's rows that are compared are removed at once, and never computed anew.
+    "org.apache.spark.rdd.MapPartitionsRDD",
     "org.apache.spark.sql.catalyst.util.SparkStringUtils",
     "org.apache.hadoop.util.NativeCodeLoader",
 )

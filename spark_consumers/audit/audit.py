@@ -45,7 +45,8 @@ from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
 from spark_consumers.session import session_beside
 from spark_consumers.verify import hashes, postgres
-from spark_consumers.verify.comparison import KINDS, compared, groups_of, source_rows
+from spark_consumers.verify.comparison import KINDS, compared, groups_of
+from spark_consumers.verify.exported_rows import source_rows
 from spark_consumers.verify.forms import Layer
 
 log = structlog.get_logger()
@@ -86,21 +87,19 @@ class Audit:
         self._told = told
 
     def run(self, names: Collection[str] = ()) -> list[TableAudit]:
-        """Audit all tables, or those of `names`; record the results where `run` reads them.
+        """Audit all tables, or those of `names`; record each result where `run` reads it.
 
-        Raise a SlotbridgeError where not a single table could be looked at: NOT_JUDGED for what
-        passes by itself, WRONG_DATABASE for another server.
+        A result is recorded as soon as the table is judged: it stands, whatever becomes of the
+        tables after it. Raise a SlotbridgeError where not a single table could be looked at:
+        NOT_JUDGED for what passes by itself, WRONG_DATABASE for another server.
         """
         try:
             with contextlib.closing(
                 Cuts(self._spark, self._whole, self._follows, self._stop)
             ) as cuts:
                 found = self._run(cuts, names)
-                self._log.record(
-                    self._spark,
-                    {one.table: one.finding() for one in found if not one.by_design},
-                    of_all=not names,
-                )
+                if not names:
+                    self._log.retain(self._spark, {n.table for n in found if not n.by_design})
         except FOREIGN as error:
             raise translated(error, OPERATION) from error
         except psycopg.Error as error:
@@ -119,7 +118,8 @@ class Audit:
             ) as taken:
                 epoch = self._cut(cuts, taken)
                 if epoch is not None:
-                    return sorted(self._audit(taken, epoch, names), key=lambda one: one.table)
+                    found = map(self._recorded, self._audit(taken, epoch, names))
+                    return sorted(found, key=lambda one: one.table)
             log.info(
                 "the tables went beyond the snapshot before they could be cut", attempt=attempt
             )
@@ -129,6 +129,12 @@ class Audit:
             hint="audit again, or raise tables.trigger_interval_ms",
             exit_code=ExitCode.NOT_JUDGED,
         )
+
+    def _recorded(self, found: TableAudit) -> TableAudit:
+        """Record the result of a table, except where no audit can ever judge the table."""
+        if not found.by_design:
+            self._log.record(self._spark, {found.table: found.finding()})
+        return found
 
     def _cut(self, cuts: Cuts, taken: SourceSnapshot) -> EpochRecord | None:
         audit = uuid.uuid4().hex[:12]
@@ -243,6 +249,8 @@ class Audit:
             return self._compare(taken, base, state, snapshot, table, scan)
         except NotJudgedError as error:
             return dataclasses.replace(base, reason=str(error))
+        except FOREIGN as error:  # the other tables may be fine
+            return dataclasses.replace(base, reason=str(translated(error, OPERATION)))
 
     def _snapshot(self, epoch: EpochRecord, state: State) -> int | None:
         table = catalog.load(self._spark, state.identifier)
@@ -345,10 +353,12 @@ class Audit:
         judged = [kind for kind in KINDS if kind != "missing" or not base.unsent]
         for first in range(0, len(unequal), at_once):
             some = unequal[first : first + at_once]
-            with tempfile.TemporaryDirectory(prefix="slottables-audit-") as folder:
-                scan.export(table.columns, kinds, bucket, some, Path(folder))
-                left = source_rows(self._spark, folder, table.columns)
-                right = rows.of(some)
+            right = rows.of(some)
+            with contextlib.ExitStack() as stack:
+                prefix = "slottables-audit-"
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+                scan.export(table.columns, kinds, bucket, some, folder)
+                left = stack.enter_context(source_rows(self._spark, folder, table.columns))
                 found = compared(base.table, base.iceberg, left, right, names, table.key, 0)
                 if found.equal:
                     continue

@@ -8,8 +8,8 @@ behind that lies in the past soon, and that later audits remove.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import structlog
@@ -24,6 +24,7 @@ log = structlog.get_logger()
 NAME = "_audits"
 _CUT = "slotbridge.audit.cut."
 _FOUND = "slotbridge.audit.found."
+_FIELDS = tuple(field.name for field in fields(AuditResult))
 _AGAIN = tenacity.retry(
     retry=tenacity.retry_if_exception_type(FOREIGN),
     wait=tenacity.wait_random(0.1, 0.5),
@@ -70,13 +71,11 @@ class AuditLog:
             update.remove(_CUT + audit).commit()
 
     @_AGAIN
-    def record(
-        self, spark: SparkSession, found: dict[str, AuditResult], *, of_all: bool = False
-    ) -> None:
-        """Record what an audit found, by source table; `of_all`: other tables' results go."""
+    def record(self, spark: SparkSession, found: dict[str, AuditResult]) -> None:
+        """Record what an audit found, by source table."""
         self._make(spark)
         before = self.findings(spark)
-        values = {}
+        update = catalog.load(spark, self.identifier).updateProperties()
         for table, one in found.items():
             last = before.get(table)
             one = replace(one, first_ts_ms=last.first_ts_ms if last else one.ts_ms)
@@ -86,19 +85,28 @@ class AuditLog:
                 one = replace(
                     one, verified_lsn=last.verified_lsn, verified_ts_ms=last.verified_ts_ms
                 )
-            values[_FOUND + table] = json.dumps(asdict(one))
-        update = catalog.load(spark, self.identifier).updateProperties()
-        for name, value in values.items():
-            update.set(name, value)
-        for table in before.keys() - found.keys() if of_all else ():
-            update.remove(_FOUND + table)
-        if values or before:
+            update.set(_FOUND + table, json.dumps(asdict(one)))
+        update.commit()
+
+    @_AGAIN
+    def retain(self, spark: SparkSession, tables: Collection[str]) -> None:
+        """Remove the results of all other source tables."""
+        others = self.findings(spark).keys() - set(tables)
+        if others:
+            update = catalog.load(spark, self.identifier).updateProperties()
+            for table in others:
+                update.remove(_FOUND + table)
             update.commit()
 
     def findings(self, spark: SparkSession) -> dict[str, AuditResult]:
-        """Return what the last audit of each source table found."""
+        """Return what the last audit of each source table found.
+
+        Fields of a newer release are ignored: `run` and an audit may be of two releases.
+        """
+        found = {name: json.loads(value) for name, value in self._under(spark, _FOUND)}
         return {
-            name: AuditResult(**json.loads(value)) for name, value in self._under(spark, _FOUND)
+            name: AuditResult(**{field: one[field] for field in _FIELDS if field in one})
+            for name, one in found.items()
         }
 
     def _cuts(self, spark: SparkSession) -> dict[str, int]:

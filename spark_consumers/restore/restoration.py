@@ -31,7 +31,8 @@ from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.restore.target import OPERATION, Target, opened
 from spark_consumers.restore.values import form_sql
 from spark_consumers.sql import quoted
-from spark_consumers.verify.comparison import compared, source_rows
+from spark_consumers.verify.comparison import compared
+from spark_consumers.verify.exported_rows import source_rows
 
 Progress = Callable[[str, int, int], None]
 """Called with a table, the rows that are copied, and about how many it has."""
@@ -334,15 +335,12 @@ class _Restoring:
         """Raise SlotbridgeError where the target's rows are not the table's."""
         layout, rows = table.layout, self._rows(table)
         names = [field.name for field in layout.fields]
+        right = rows.select(*(F.col(quoted(n)).alias(f"c{i}") for i, n in enumerate(names)))
+        key = [layout.fields.index(field) for field in layout.key]
         with tempfile.TemporaryDirectory(prefix="slottables-restore-") as folder:
             columns = target.export(layout, Path(folder))
-            right = rows.select(*(F.col(quoted(n)).alias(f"c{i}") for i, n in enumerate(names)))
-            found = compared(
-                *(table.name, table.identifier, source_rows(self._spark, folder, columns), right),
-                names,
-                [layout.fields.index(field) for field in layout.key],
-                0,
-            )
+            with source_rows(self._spark, Path(folder), columns) as left:
+                found = compared(table.name, table.identifier, left, right, names, key, 0)
         if not found.equal:
             raise SlotbridgeError(
                 f"the restored rows are not those of the Iceberg table: {found.line()}",

@@ -7,6 +7,7 @@ Both sides become multisets of typed rows in Spark. Rows that are on one side on
     different   on both sides, with other values (tables with a key only)
 """
 
+import contextlib
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,17 +19,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from schemas.errors import SettingsError
+from schemas.errors import ExitCode, SettingsError
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from schemas.tables import TablesSettings
-from spark_consumers.events.columns import ColumnShape, typed
+from spark_consumers.events.columns import ColumnShape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg.layout import layout_of, rule_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import State, Tables
 from spark_consumers.sql import quoted
 from spark_consumers.verify import postgres
+from spark_consumers.verify.exported_rows import source_rows
 
 KINDS = ("missing", "extra", "different")
 CHANGELOG = "a changelog holds events, not rows that can be compared"
@@ -72,6 +74,13 @@ class TableComparison:
             named = ", ".join(self.columns_not_judged)
             verdict += f", not judged (shaping.large_values): {named}"
         return "\n  ".join((f"{self.table}: {verdict} ({counts})", *self.examples))
+
+
+def verified(found: Sequence[TableComparison]) -> ExitCode:
+    """Return the exit code of a comparison; one that judged not even one table is not judged."""
+    if all(one.not_judged for one in found):
+        return ExitCode.NOT_JUDGED
+    return ExitCode.OK if all(one.equal for one in found) else ExitCode.CHECK_FAILED
 
 
 def verify_tables(
@@ -193,13 +202,15 @@ def _compare(
     if not columns:
         problems = ("no such table at the source",)
         names = list(fields)
-    with tempfile.TemporaryDirectory(prefix="slottables-verify-") as folder:
+    with contextlib.ExitStack() as stack:
         right = _table_rows(spark, side, names) if iceberg else None
         if columns:
             shared = tuple(column for column in columns if column.name in names)
             row_filter = published.row_filter if published else None
-            postgres.export(connection, (schema, table), shared, row_filter, Path(folder))
-            left = source_rows(spark, folder, shared)
+            prefix = "slottables-verify-"
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+            postgres.export(connection, (schema, table), shared, row_filter, folder)
+            left = stack.enter_context(source_rows(spark, folder, shared))
         elif right is not None:
             left = right.limit(0)
         else:
@@ -265,26 +276,6 @@ def _column_problems(
         if c.name in fields and fields[c.name] != c.data_type
     ]
     return tuple(found)
-
-
-def source_rows(spark: SparkSession, folder: str, columns: Sequence[ColumnShape]) -> DataFrame:
-    """Return the exported rows, typed, in columns c0, c1 and so on."""
-    names = [f"c{number}" for number in range(len(columns))]
-    text = T.StructType([T.StructField(name, T.StringType()) for name in names])
-    # As events are parsed: the JSON of an array is then written the same on both sides.
-    row = F.from_json("value", text, {"mode": "FAILFAST"}).alias("row")
-    rows = spark.read.text(folder).select(row).select("row.*")
-    typed_columns = zip(names, columns, strict=True)
-    return rows.selectExpr(*(f"{_typed(name, column)} AS {name}" for name, column in typed_columns))
-
-
-def _typed(raw: str, column: ColumnShape) -> str:
-    """Read the text of `spark_consumers.postgres`; where it is an event's JSON form, as that."""
-    if isinstance(column.data_type, T.BinaryType):
-        return f"unhex({raw})"
-    if isinstance(column.data_type, T.TimestampType):
-        return f"timestamp_micros(try_cast({raw} AS bigint))"
-    return typed(raw, column)
 
 
 def _table_rows(spark: SparkSession, side: _Side, names: Sequence[str]) -> DataFrame:

@@ -88,8 +88,6 @@ def executor_kills(
     bridge = Bridge(folder, conninfo, kafka, PREFIX)
     source = {"conninfo": conninfo, "publication": bridge.publication, "slot": bridge.slot}
     tables = Slottables(folder, source, kafka.bootstrap_servers, PREFIX)
-    alone = folder / "alone.yaml"
-    alone.write_bytes(tables.config.read_bytes())
     with standalone_cluster(folder) as cluster:
         document = yaml.safe_load(tables.config.read_text(encoding="utf-8"))
         document["tables"]["spark_options"] |= {
@@ -120,12 +118,12 @@ def executor_kills(
             bridge.caught_up()
             tables.stop()
             assert bridge.stop() == 0, bridge.output
+            _count(totals, tables)
+            brought, verified = run_all(tables.config, ("run", "--once", "--json"), VERIFY)
+            assert brought.code == 0, brought.log
         finally:
             tables.end()
             bridge.end()
-    _count(totals, tables)
-    brought, verified = run_all(alone, ("run", "--once", "--json"), VERIFY)
-    assert brought.code == 0, brought.log
     report = report_of(verified)
     totals.transactions = load.transactions
     totals.tables = len(report["tables"])

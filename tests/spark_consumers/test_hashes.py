@@ -4,12 +4,13 @@ import threading
 from pathlib import Path
 
 import psycopg
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_consumers.audit.source_scan import SourceScan
-from spark_consumers.verify import hashes, postgres
-from spark_consumers.verify.comparison import source_rows
+from spark_consumers.verify import exported_rows, hashes, postgres
+from spark_consumers.verify.exported_rows import source_rows
 from spark_consumers.verify.forms import Layer
 from tests.providers.interface import Provider
 
@@ -49,8 +50,13 @@ def test_a_bucket_is_of_columns_whose_text_is_the_same_on_both_sides() -> None:
 
 
 def test_both_engines_hash_alike(
-    pair: Provider, fresh_database: str, spark: SparkSession, tmp_path: Path
+    pair: Provider,
+    fresh_database: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("spark_consumers.verify.postgres.FILE_BYTES_MAX", 500_000)
     name = ("public", "hashed")
     with psycopg.connect(pair.primary.conninfo(fresh_database)) as connection:
         connection.execute(postgres._SESSION)
@@ -73,21 +79,27 @@ def test_both_engines_hash_alike(
             for column, layer in zip(columns, layers, strict=True)
         }
         postgres.export(connection, name, columns, "id <> 7", tmp_path)
-    rows = source_rows(spark, str(tmp_path), columns)
-    texts = [hashes.table_text(f.name, f.dataType) for f in rows.schema.fields]
+    with source_rows(spark, tmp_path, columns) as rows:
+        texts = [hashes.table_text(f.name, f.dataType) for f in rows.schema.fields]
 
-    def there(chosen: list[str]) -> dict[int, tuple[int, int]]:
-        bucket = f"{hashes.table_bucket(texts[:1], 64)} AS b"
-        found = rows.selectExpr(bucket, f"{hashes.table_hash(chosen)} AS h")
-        counted = found.groupBy("b").agg(F.count("*").alias("n"), F.sum("h").alias("h"))
-        return {row["b"]: (row["n"], int(row["h"])) for row in counted.collect()}
+        def there(chosen: list[str]) -> dict[int, tuple[int, int]]:
+            bucket = f"{hashes.table_bucket(texts[:1], 64)} AS b"
+            found = rows.selectExpr(bucket, f"{hashes.table_hash(chosen)} AS h")
+            counted = found.groupBy("b").agg(F.count("*").alias("n"), F.sum("h").alias("h"))
+            return {row["b"]: (row["n"], int(row["h"])) for row in counted.collect()}
 
-    unequal = [
-        column.name
-        for column, text in zip(columns, texts, strict=True)
-        if alone[column.name] != there([texts[0], text])
-    ]
-    assert not unequal
-    assert source == there(texts)
+        unequal = [
+            column.name
+            for column, text in zip(columns, texts, strict=True)
+            if alone[column.name] != there([texts[0], text])
+        ]
+        assert not unequal
+        assert source == there(texts)
     assert sum(rows for rows, _ in source.values()) == 3003
     assert len(told) > 1 and scan.pages in told
+    monkeypatch.setattr(exported_rows, "_sees_the_folder", lambda _: False)
+    with source_rows(spark, tmp_path, columns) as rows:
+        assert len(list(tmp_path.iterdir())) > 2
+        assert spark.sparkContext._jsc.getPersistentRDDs().size() > 2
+        assert source == there(texts), "as the driver sends them to executors"
+    assert not spark.sparkContext._jsc.getPersistentRDDs().size()
