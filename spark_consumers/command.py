@@ -105,11 +105,12 @@ def verify(
 ) -> None:
     """Compare each table with its source at rest, or as of an LSN with Kafka's events.
 
-    Exit codes: 0 all rows are equal; 1 some differ, or a table was not judged.
+    Exit codes: 0 all rows are equal; 1 some differ, or a table was not judged; 19 not a single
+    table was judged.
     """
     with exit_codes(as_json=as_json):
         from spark_consumers.verify.as_of import verify_as_of
-        from spark_consumers.verify.comparison import verify_tables
+        from spark_consumers.verify.comparison import verified, verify_tables
 
         settings = load_settings(config)
         with _session(settings) as spark:
@@ -120,15 +121,17 @@ def verify(
                 )
             else:
                 found = verify_tables(spark, settings, tables=names, examples_max=shown)
-        equal = all(comparison.equal for comparison in found)
+        code = verified(found)
         if as_json:
             tables = [asdict(comparison) | {"equal": comparison.equal} for comparison in found]
-            write_line(json.dumps({"equal": equal, "tables": tables}))
+            write_line(json.dumps({"equal": code == ExitCode.OK, "tables": tables}))
         else:
             for comparison in found:
                 write_line(comparison.line())
-        if not equal:
-            raise SystemExit(int(ExitCode.CHECK_FAILED))
+        if code == ExitCode.NOT_JUDGED:
+            sys.stderr.write("error: not a single table was judged\n")
+        if code != ExitCode.OK:
+            raise SystemExit(int(code))
 
 
 @app.command()
@@ -145,7 +148,8 @@ def audit(
     """Compare tables with their source exactly, as of one LSN, while everything goes on.
 
     `run` must be running. Exit codes: 0 all rows are equal; 1 some differ; 19 none was found to
-    differ, but a table was not judged.
+    differ, but a table was not judged; with --repeat, those of the last audit, also where it
+    failed.
     """
     with exit_codes(as_json=as_json):
         from spark_consumers.audit.audit import Audit
@@ -162,6 +166,7 @@ def audit(
                 if isinstance(found, SlotbridgeError):
                     if not repeat:
                         raise found
+                    code = found.exit_code
                     sys.stderr.write(f"error: {found}\n")
                     continue
                 code = exit_code(found, named=bool(names))

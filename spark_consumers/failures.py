@@ -1,9 +1,12 @@
-"""Translates what Spark, Iceberg and their Java libraries raise into the errors of schemas.errors.
+"""Translates what Spark, Iceberg, Java and the system raise into the errors of schemas.errors.
 
 Their messages can hold row values, so that only our own marks and the error's class go on.
 """
 
+import errno
 import re
+import traceback
+from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -62,6 +65,36 @@ def translated(error: Exception, operation: str) -> SlotbridgeError:
     )
 
 
+def expected(error: Exception, operation: str) -> SlotbridgeError | None:
+    """Return the error to raise instead of any exception; None for one that only a bug raises."""
+    if isinstance(error, (SlotbridgeError, *FOREIGN)):
+        return translated(error, operation)
+    if not isinstance(error, OSError) or error.errno not in _SYSTEM:
+        return None
+    kind, code, hint = _SYSTEM[error.errno]
+    return kind(
+        f"the system refused a file or a connection: {error.strerror}",
+        operation=operation,
+        subject=str(error.filename or ""),
+        hint=hint,
+        exit_code=code,
+    )
+
+
+def told(error: Exception, operation: str) -> SlotbridgeError:
+    """Return the error to report instead of any exception, where the work goes on."""
+    found = expected(error, operation)
+    if found is not None:
+        return found
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    return SlotbridgeError(
+        f"it ended with {type(error).__name__}",
+        operation=operation,
+        subject="".join(f"{Path(frame.filename).name}, line {frame.lineno}" for frame in where),
+        hint="this is a bug in slotbridge: please report it",
+    )
+
+
 def text_of(error: Exception) -> str:
     """Join all that an exception and its causes say, Java's included."""
     parts = [str(error)]
@@ -91,6 +124,17 @@ def _refused(refusal: re.Match[str], operation: str) -> BadInput:
     )
 
 
+_FULL = (SetupError, ExitCode.DISK_FULL, "free space on that disk")
+_FILES = (Retryable, ExitCode.NO_DESCRIPTORS, "raise the limit of open files (ulimit -n)")
+_DENIED = (SetupError, ExitCode.PRIVILEGE_MISSING, "let the user of slottables read and write it")
+_AWAY = (Retryable, ExitCode.SERVER_UNREACHABLE, "check that the server runs, and its address")
+_SYSTEM: dict[int, tuple[type[SlotbridgeError], ExitCode, str]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), _FILES),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _DENIED),
+    **dict.fromkeys((errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT), _AWAY),
+}
+"""The system's error number -> the error that an operator can act on."""
 _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
     (
         r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost|OffsetOutOfRange"
@@ -159,6 +203,13 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         ExitCode.SERVER_UNREACHABLE,
         "the Iceberg catalog's database does not answer",
         "check tables.catalog_uri; its driver's jar must be among spark.jars",
+    ),
+    (
+        r"RESTException: Error occurred|ServiceUnavailableException|ServiceFailureException",
+        Retryable,
+        ExitCode.SERVER_UNREACHABLE,
+        "the Iceberg catalog does not answer",
+        "check tables.catalog_uri, and the log of the catalog's server",
     ),
     (
         r"Failed to find data source: kafka|ClassNotFoundException|Cannot find catalog plugin"

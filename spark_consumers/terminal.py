@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,6 +21,8 @@ from schemas.settings import KafkaSettings, Settings, require
 
 _OF_SPARK = frozenset({"numpy", "py4j", "pyarrow", "pyroaring", "pyspark"})
 """The packages of the extra `spark`."""
+_SIGNALLED = 128
+"""Exit codes of a process that a signal has ended begin behind it, as those of shells do."""
 Config = Annotated[
     Path,
     typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
@@ -81,7 +84,11 @@ def read_lsn(text: str) -> int:
 
 @contextlib.contextmanager
 def exit_codes(*, as_json: bool) -> Iterator[None]:
-    """Log to stderr; turn a SlotbridgeError into one line there and its exit code."""
+    """Log to stderr; turn every failure into one line there and its exit code.
+
+    An exception that nobody expects is a bug: its traceback comes first, and the code is 70. Code 1
+    is left to commands that have found a difference.
+    """
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if as_json
@@ -98,13 +105,37 @@ def exit_codes(*, as_json: bool) -> Iterator[None]:
     try:
         with _packages():
             yield
-    except SlotbridgeError as error:
+    except KeyboardInterrupt:
+        raise SystemExit(_SIGNALLED + signal.SIGINT) from None
+    except BrokenPipeError:  # nobody reads stdout any more, as after `| head`
+        raise SystemExit(_SIGNALLED + signal.SIGPIPE) from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("click", "typer"):
+            raise  # the command line's own way to end
+        failure = _failure(error)
+        if failure is None:
+            traceback.print_exc()
+            failure = SlotbridgeError(
+                f"internal error: {type(error).__name__}",
+                hint="this is a bug in slotbridge; please report it with the traceback above",
+            )
         if as_json:
             fields = ("operation", "subject", "lsn", "hint")
-            document = {"error": error.message} | {name: getattr(error, name) for name in fields}
-            write_line(json.dumps(document | {"exit_code": int(error.exit_code)}))
-        sys.stderr.write(f"error: {error}\n")
-        raise SystemExit(int(error.exit_code)) from None
+            document = {"error": failure.message} | {n: getattr(failure, n) for n in fields}
+            write_line(json.dumps(document | {"exit_code": int(failure.exit_code)}))
+        sys.stderr.write(f"error: {failure}\n")
+        raise SystemExit(int(failure.exit_code)) from None
+
+
+def _failure(error: Exception) -> SlotbridgeError | None:
+    """Return the error that tells an operator of `error`, None where that is a bug."""
+    if isinstance(error, SlotbridgeError):
+        return error
+    try:
+        from spark_consumers.failures import expected  # it needs Spark, which may be missing
+    except ModuleNotFoundError:
+        return None
+    return expected(error, "run slottables")
 
 
 def interval_seconds(text: str) -> float:

@@ -13,6 +13,8 @@ from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from spark_consumers.audit.audit import Audit
 from spark_consumers.audit.report import TableAudit
+from spark_consumers.audit.source_snapshot import OPERATION
+from spark_consumers.failures import told
 
 log = structlog.get_logger()
 _END_S = 30.0
@@ -47,13 +49,18 @@ def scheduled(spark: SparkSession, settings: Settings) -> Iterator[None]:
 def repeated(
     audit: Callable[[], list[TableAudit]], interval_s: float, stop: threading.Event
 ) -> Iterator[list[TableAudit] | SlotbridgeError]:
-    """Yield what each audit found, or how it failed; one begins each interval, at the soonest."""
+    """Yield what each audit found, or how it failed; one begins each interval, at the soonest.
+
+    Whatever an audit fails with, the next one follows.
+    """
     while not stop.is_set():
         began = time.monotonic()
+        found: list[TableAudit] | SlotbridgeError
         try:
-            yield audit()
-        except SlotbridgeError as error:
-            yield error
+            found = audit()
+        except Exception as error:
+            found = told(error, OPERATION)
+        yield found
         stop.wait(max(0.0, began + interval_s - time.monotonic()))
 
 

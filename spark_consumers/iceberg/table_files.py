@@ -97,8 +97,9 @@ def vector(table: Any, delete: Any) -> BitMap64:
 
 
 def write_file(table: Any, path: str, content: bytes) -> None:
-    """Write a new file."""
+    """Write a new file; its folder need not be there (write.object-storage.enabled)."""
     if _is_local(path):
+        _local(path).parent.mkdir(parents=True, exist_ok=True)
         with _local(path).open("xb") as file:
             file.write(content)
         return

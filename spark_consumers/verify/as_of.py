@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from schemas.errors import OperatorNeeded
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
-from spark_consumers.epochs.event_reader import EventReader, Wanted
+from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of, require_snapshot
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
@@ -117,19 +117,21 @@ class _Witness:
             .where(holding)
             .select(*(F.col(quoted(f.name)).alias(f"c{n}") for n, f in enumerate(layout.fields)))
         )
-        left = self._told(epoch, state, shapes).select(
-            *(F.col(f"c{f.source_index}").alias(f"c{n}") for n, f in enumerate(layout.fields))
-        )
         names = [field.name for field in layout.fields]
         key = [] if shapes[-1].keyless else [layout.fields.index(field) for field in layout.key]
-        return compared(state.source, state.identifier, left, right, names, key, examples_max)
-
-    def _told(self, epoch: EpochRecord, state: State, shapes: list[Shape]) -> DataFrame:
-        """Return the rows that Kafka's events leave, in columns c0, c1 and so on."""
         topic = self._naming.table(*schema_and_table(state.source)).name
         wanted = {topic: Wanted(state.source, 0)}
-        cut = Cut(epoch.commit_lsn, 0)
-        taken = self._reader.read(cut, NEVER, wanted, {}, _require_first)
+        taken = self._reader.read(Cut(epoch.commit_lsn, 0), NEVER, wanted, {}, _require_first)
+        try:
+            left = self._told(taken, topic, shapes).select(
+                *(F.col(f"c{f.source_index}").alias(f"c{n}") for n, f in enumerate(layout.fields))
+            )
+            return compared(state.source, state.identifier, left, right, names, key, examples_max)
+        finally:
+            taken.events.unpersist()
+
+    def _told(self, taken: Taken, topic: str, shapes: list[Shape]) -> DataFrame:
+        """Return the rows that Kafka's events leave, in columns c0, c1 and so on."""
         summary = taken.summaries.get(topic, TopicSummary(topic))
         own = changes.own_events(taken.events, topic)
         begins = [summary.last_truncate] if summary.last_truncate else []

@@ -194,9 +194,9 @@ LAYERS = {
         ("cli",),
     ),
     "spark_consumers": (
-        *(("java", "session", "sql", "key_index", "executor", "status", "terminal"), ("events",)),
+        *(("java", "session", "sql", "key_index", "executor", "status"), ("events",)),
         *(("failures", "kafka"), ("iceberg",), ("epochs",), ("blame", "verify", "operations")),
-        *(("restore", "audit"), ("command",), ("submit",)),
+        *(("restore", "audit", "terminal"), ("command",), ("submit",)),
     ),
 }
 """Service -> its rooms from the ground up: each imports itself and rooms below it."""
