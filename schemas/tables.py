@@ -233,6 +233,10 @@ class TablesSettings(_Part):
     http_port: int | None = Field(None, ge=0, le=65535)
     """Port of /metrics, /healthz and /readyz, which `slottables status` asks, too; unset: off; 0: a
     free port, which the log names."""
+    progress_deadline_ms: int = Field(900_000, ge=0, le=24 * 3600 * 1000)
+    """Longest time, beyond trigger_interval_ms, in which nothing is seen of the streaming query's
+    work before /healthz answers 503; 0: never. An epoch counts as work for as long as tasks of
+    Spark end, read or write rows."""
     openlineage: bool = False
     """Send START and COMPLETE of each epoch of a table to OpenLineage (docs/TRACING.md). Needs the
     extra `openlineage`, which the images have."""

@@ -14,6 +14,7 @@ from schemas.settings import Settings, require
 from spark_consumers.audit.audit import Audit
 from spark_consumers.audit.report import TableAudit
 from spark_consumers.audit.source_snapshot import OPERATION
+from spark_consumers.epochs.spark_work import BESIDE
 from spark_consumers.failures import told
 
 log = structlog.get_logger()
@@ -34,6 +35,7 @@ def scheduled(spark: SparkSession, settings: Settings) -> Iterator[None]:
     audit = Audit(spark, settings, stop=stop)
 
     def work() -> None:
+        spark.sparkContext.setJobGroup(BESIDE, "an audit beside the epochs")
         for found in repeated(audit.run, tables.audit_interval_ms / 1000, stop):
             tell(found)
 

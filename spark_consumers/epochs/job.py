@@ -16,6 +16,7 @@ from spark_consumers.epochs.ledger import ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.epochs.spark_work import watched
 from spark_consumers.epochs.stream import Stream
 from spark_consumers.failures import FOREIGN, ExecutorsLostError, translated
 from spark_consumers.iceberg import catalog, sums
@@ -45,8 +46,11 @@ def run_epochs(
     OperatorNeeded if it ends by itself while tables are parked.
     """
     require_readable(settings)
-    metrics = Metrics()
-    metrics.serve(require(settings.tables, "tables"))
+    metrics, tables = Metrics(), require(settings.tables, "tables")
+    metrics.serve(tables)
+    if tables.progress_deadline_ms:
+        deadline_ms = tables.progress_deadline_ms + tables.trigger_interval_ms
+        metrics.health.expect(deadline_ms / 1000)
     stack = contextlib.ExitStack()
     tell = _traced(report, settings, metrics, stack)
     tell = _with_lineage(tell, spark, settings, metrics, stack)
@@ -59,6 +63,8 @@ def run_epochs(
         tell(found)
 
     with stack:
+        stack.callback(metrics.health.failed, "`slottables run` has ended")
+        stack.enter_context(watched(spark, metrics.health))
         while True:
             try:
                 parked = _follow(spark, settings, metrics, done, stop, until_idle_s, once=once)
@@ -72,6 +78,7 @@ def run_epochs(
                         raise
                     raise failure from error
                 losses += 1
+                metrics.health.failed(str(failure))
                 log.warning("restarting an epoch", error=str(failure), times=losses)
                 stop.wait(min(_LOSS_PAUSE_S * 2**losses, _LOSS_PAUSE_MAX_S))
             else:

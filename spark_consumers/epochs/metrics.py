@@ -15,13 +15,14 @@ from schemas.version import version
 from services.runtime.tracing import HELP as SPANS_HELP
 from spark_consumers.epochs.audit_metrics import AuditMetrics
 from spark_consumers.epochs.audit_result import AuditResult
+from spark_consumers.epochs.health import Health
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.epochs.table_metrics import TableMetrics
 
 if TYPE_CHECKING:
     from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 
 log = structlog.get_logger()
-_PARKED_LABELS = ("has", "refused_at", "reason", "remedy")
 _SECONDS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 _COUNTERS = {
@@ -38,11 +39,9 @@ class Metrics:
     """The metrics of one run; the lag in seconds is computed at each scrape."""
 
     _waiting_since_ms: int | None = None
-    _ready = False
-    _remark = ""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry, self.health = CollectorRegistry(), Health()
         self._epoch = self._gauge(
             "epoch", "Number of the last committed epoch, 0 before the first. NaN: not known yet."
         )
@@ -78,7 +77,7 @@ class Metrics:
             ["way"],
             registry=self.registry,
         )
-        self._table_rows, self._rebuild, self._parked, self._filling = _by_table(self.registry)
+        self._tables = TableMetrics(self.registry)
         self._audits = AuditMetrics(self.registry)
         self._batch_seconds = Histogram(
             "slottables_batch_seconds",
@@ -145,16 +144,14 @@ class Metrics:
     def _with_probes(self, metrics: Any) -> Any:
         """Return a WSGI application that answers /healthz and /readyz, and `metrics` the rest.
 
-        /readyz passes once the tables' state is known. It names parked tables and passes
-        nevertheless, as the others go on.
+        `epochs.health` says when they pass.
         """
 
         def answer(environ: dict[str, Any], start: Any) -> Any:
             path = environ.get("PATH_INFO")
             if path not in ("/healthz", "/readyz"):
                 return metrics(environ, start)
-            passed = path == "/healthz" or self._ready
-            text = ": ".join(filter(None, ("ok" if passed else "no", self._remark)))
+            passed, text = self.health.answer(path)
             status = "200 OK" if passed else "503 Service Unavailable"
             start(status, [("Content-Type", "text/plain; charset=utf-8")])
             return [text.encode()]
@@ -166,19 +163,12 @@ class Metrics:
         self._epoch.set(record.epoch)
         self._lsn.set(max(record.commit_lsn, 0))
         for name in tables:
-            self._table_rows.labels(name)
-        self._ready = True
+            self._tables.rows.labels(name)
+        self.health.known()
 
     def parked(self, tables: Mapping[str, "ParkedTable"]) -> None:
         """Record which tables are parked."""
-        self._parked.clear()
-        for name, found in tables.items():
-            told = found.parked.described()
-            self._parked.labels(name, *(told[label] for label in _PARKED_LABELS)).set(1)
-        names = ", ".join(
-            f"{n} (has {p.parked.described()['has']})" for n, p in sorted(tables.items())
-        )
-        self._remark = f"parked: {names}" if names else ""
+        self.health.remark = self._tables.parked(tables)
 
     def done(self, report: EpochReport) -> None:
         """Record the report of a committed epoch."""
@@ -186,12 +176,13 @@ class Metrics:
         for name, counter in self._counters.items():
             counter.inc(float(str(document[name])))
         for name, table in report.tables.items():
-            self._table_rows.labels(name).inc(table.rows)
+            self._tables.rows.labels(name).inc(table.rows)
             if table.way:
                 self._writes.labels(table.way).inc()
         self._epoch.set(report.epoch)
         self._lsn.set(report.commit_lsn)
         self._seconds.observe(report.seconds)
+        self.health.got_on()
 
     def batch(self, durations_ms: Mapping[str, int], records: int, behind: float) -> None:
         """Record what Spark reports of a micro-batch."""
@@ -202,20 +193,19 @@ class Metrics:
                 self._phases.labels(phase).inc(spent_ms / 1000)
         self._records.inc(records)
         self._behind.set(behind)
+        self.health.got_on()
 
     def rebuilding(self, tables: Mapping[str, float]) -> None:
         """Record which tables are made anew, each with how much of its topic is read (0 to 1)."""
-        for gauge in self._rebuild:
-            gauge.clear()
-        for name, ratio in tables.items():
-            for gauge, value in zip(self._rebuild, (1, ratio), strict=True):
-                gauge.labels(name).set(value)
+        self._tables.rebuilding(tables)
 
     def filling(self, tables: Iterable[str]) -> None:
         """Record which tables lack rows that a snapshot of the bridge has yet to bring."""
-        self._filling.clear()
-        for name in tables:
-            self._filling.labels(name).set(1)
+        self._tables.filling(tables)
+
+    def reached(self, lsns: Mapping[str, int], seconds: Mapping[str, float]) -> None:
+        """Record how far each table is, and how long their parts of the last epoch took."""
+        self._tables.reached(lsns, seconds)
 
     def audited(self, findings: Mapping[str, AuditResult]) -> None:
         """Record what the last audit of each source table found."""
@@ -227,7 +217,8 @@ class Metrics:
         self._bytes.set(lag_bytes)
 
     def idle(self) -> None:
-        """Record that no transaction waits, if no lag was recorded before."""
+        """Record that the query has looked and found nothing: no lag, if none is known yet."""
+        self.health.got_on()
         if self._waiting_since_ms is None:
             self.waiting(0, 0)
 
@@ -242,42 +233,3 @@ class Metrics:
         gauge = Gauge(f"slottables_{name}", what, registry=self.registry)
         gauge.set(math.nan)
         return gauge
-
-
-def _by_table(
-    registry: CollectorRegistry,
-) -> tuple[Counter, tuple[Gauge, Gauge], Gauge, Gauge]:
-    rows = Counter(
-        "slottables_table_rows",
-        "Events of rows that were applied to each table since `run` began, by source table.",
-        ["table"],
-        registry=registry,
-    )
-    rebuild = Gauge(
-        "slottables_table_rebuild",
-        "1 while a table waits for its rebuild, or is being rebuilt, by source table.",
-        ["table"],
-        registry=registry,
-    )
-    ratio = Gauge(
-        "slottables_table_rebuild_ratio",
-        "How much of a table's topic its rebuild has read, from 0 to 1, by source table. No series "
-        "without a rebuild.",
-        ["table"],
-        registry=registry,
-    )
-    parked = Gauge(
-        "slottables_table_parked",
-        "1 while a table is parked, by source table: it keeps its last epoch while the others go "
-        "on. The labels say which LSN it has, where it was refused, why, and what to do.",
-        ["table", *_PARKED_LABELS],
-        registry=registry,
-    )
-    filling = Gauge(
-        "slottables_table_filling",
-        "1 while a table lacks rows from before the slot, which a snapshot of the bridge is yet to "
-        "bring, by source table. No series without the section source.",
-        ["table"],
-        registry=registry,
-    )
-    return rows, (rebuild, ratio), parked, filling

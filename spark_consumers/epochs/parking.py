@@ -63,6 +63,8 @@ class Parking:
         """The tables that can't return yet, as their rebuild goes on."""
         self.accepted: dict[str, int] = {}
         """Tables that are to return -> up to which commit LSN they may lack their dead letters."""
+        self.seconds: dict[str, float] = {}
+        """How long the tables' parts of the epoch have taken so far."""
 
     def recall(self, record: EpochRecord, follows: Callable[[str], bool]) -> None:
         """Take over what the record and the tables themselves tell."""
@@ -94,6 +96,7 @@ class Parking:
     def begin(self, record: EpochRecord, cut_lsn: int, states: dict[str, State]) -> None:
         """Begin an epoch up to `cut_lsn` after `record`, or a part of a rebuild beside it."""
         self._record, self._cut_lsn, self._states = record, cut_lsn, states
+        self.seconds = {}
 
     def held(self, name: str) -> bool:
         """Tell whether the epoch is to leave a table alone."""
@@ -155,6 +158,7 @@ class Parking:
 
         With tables.on_refused_table: stop, and where the failure may be anybody's, it is raised.
         """
+        began = time.monotonic()
         try:
             yield
         except (*FOREIGN, SlotbridgeError) as error:
@@ -163,6 +167,8 @@ class Parking:
                 raise
             with self._parking:
                 self._park(name, failure)
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
     @staticmethod
     def fault(error: Exception) -> SlotbridgeError | None:

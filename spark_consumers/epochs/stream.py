@@ -11,7 +11,7 @@ out again after a kill changes nothing.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +26,7 @@ from spark_consumers.epochs.listener import BatchListener
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.iceberg import sums
 from spark_consumers.kafka.snapshots import SnapshotTail
 from spark_consumers.session import local_folder
 
@@ -84,6 +85,7 @@ class Stream:
         """
         if not self._await_topic(until_idle_s, once=once):
             return
+        self._tell_tables({})
         listener = BatchListener(self._name, self._metrics)
         self._spark.streams.addListener(listener)
         try:
@@ -105,6 +107,7 @@ class Stream:
         while not self._runner.topic.exists():
             waited_s = time.monotonic() - started
             idle = until_idle_s is not None and waited_s >= until_idle_s
+            self._metrics.health.worked()
             if once or idle or self._stop.wait(_POLL_S):
                 self._runner.require_redone()
                 return False
@@ -192,8 +195,10 @@ class Stream:
         self._tell_rebuilds()
         done = self._runner.step()
         self._metrics.waiting(*self._runner.waiting())
+        self._metrics.health.worked()
         self._tell_rebuilds()
         if done is not None:
+            self._tell_tables(self._runner.parking.seconds)
             self._report(done)
             self._maintain()
         return done is not None
@@ -201,6 +206,13 @@ class Stream:
     def _tell_rebuilds(self) -> None:
         self._metrics.rebuilding(self._runner.rebuilds.progress(self._runner.states))
         self._metrics.parked(self._runner.parking.tables)
+
+    def _tell_tables(self, seconds: Mapping[str, float]) -> None:
+        """Let the metrics have how far each table is; `seconds`: of their parts of an epoch."""
+        parked = self._runner.parking.tables.items()
+        lsns = {n: s.commit_lsn for n, s in self._runner.states.items() if not sums.is_sums(n)}
+        lsns |= {n: p.parked.commit_lsn for n, p in parked if not sums.is_sums(n)}
+        self._metrics.reached(lsns, seconds)
 
     def _look_around(self) -> None:
         """Let the metrics have what other programs tell: audits, and snapshots of the bridge."""
@@ -299,4 +311,5 @@ class Stream:
         interval_s = self._settings.maintenance_interval_ms / 1000
         if 0 < interval_s <= time.monotonic() - self._maintained:
             self._runner.maintain()
+            self._metrics.health.worked()
             self._maintained = time.monotonic()

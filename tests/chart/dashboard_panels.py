@@ -317,4 +317,17 @@ TABLES: Final = (
         },
     ),
     Panel("Commit LSN of the tables", "bytes", {"": "max(slottables_commit_lsn{})"}),
+    Panel(
+        "WAL by which tables are behind the others",
+        "bytes",
+        {
+            "{{table}}": "topk(10, scalar(max(slottables_commit_lsn{}))"
+            " - max by (table) (slottables_table_commit_lsn{}))"
+        },
+    ),
+    Panel(
+        "Duration of the last epoch by table",
+        "s",
+        {"{{table}}": "topk(10, max by (table) (slottables_table_epoch_seconds{}))"},
+    ),
 )

@@ -1,0 +1,198 @@
+"""/healthz and /readyz of `slottables run`: while it works, hangs, fails and ends."""
+
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from pyspark.errors import PySparkException
+
+from services.testbed.ports import free_port
+from spark_consumers.epochs import spark_work
+from spark_consumers.epochs.epoch_runner import EpochRunner
+from spark_consumers.epochs.health import Health
+from spark_consumers.epochs.report import EpochReport
+from tests.providers.waiting import eventually
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.test_job import ONE, THREE, Running, insert, read
+
+DEADLINE_MS = 6_000
+IDLE_MS = 12_000
+"""Spark tells every 10 s that a query is idle."""
+STALLED = "no: the streaming query has not come round for "
+
+
+class Clock:
+    """A time that stands still."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def probe(port: int, path: str) -> tuple[int, str]:
+    """The status and text of a probe."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_only_signs_of_work_keep_it_healthy() -> None:
+    clock = Clock()
+    health = Health(clock)
+    clock.now += 1e6
+    assert health.answer("/healthz") == (True, "ok"), "without a deadline"
+    health.expect(60)
+    clock.now += 60
+    assert health.answer("/healthz")[0]
+    clock.now += 1
+    assert health.answer("/healthz") == (False, f"{STALLED}61 s, and nothing works")
+    health.looked([(1, 5, 100)], 1.0)
+    assert health.answer("/healthz")[0], "a stage of Spark is there"
+    for _ in range(13):
+        clock.now += 5
+        health.looked([(1, 5, 100)], health._busy_s + 0.1)
+    assert not health.answer("/healthz")[0], "no task has ended, and waiting costs little"
+    health.looked([(1, 5, 101)], health._busy_s)
+    assert health.answer("/healthz")[0], "a task has read a row"
+    clock.now += 61
+    health.looked([(1, 5, 101)], health._busy_s + 30)
+    assert health.answer("/healthz")[0], "this process computes"
+    clock.now += 61
+    assert not health.answer("/healthz")[0]
+    health.worked()
+    assert health.answer("/healthz")[0]
+
+
+def test_readiness_goes_with_the_last_epoch() -> None:
+    health = Health(Clock())
+    assert health.answer("/readyz") == (False, "no")
+    health.known()
+    assert health.answer("/readyz") == (True, "ok")
+    health.remark = "parked: public.a"
+    health.failed("another writer")
+    assert health.answer("/readyz") == (False, "no: another writer: parked: public.a")
+    assert health.answer("/healthz") == (True, "ok: parked: public.a")
+    health.known()
+    assert not health.answer("/readyz")[0], "a new start has not brought an epoch yet"
+    health.got_on()
+    assert health.answer("/readyz")[0]
+
+
+@pytest.fixture
+def watched(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> tuple[Pipeline, int]:
+    """A pipeline whose work is looked at often, and the port of its probes."""
+    deadline_ms = getattr(request, "param", DEADLINE_MS)
+    monkeypatch.setattr(spark_work, "_EVERY_S", 0.2)
+    port = free_port()
+    pipeline = new_pipeline(http_port=port, progress_deadline_ms=deadline_ms)
+    pipeline.publisher.announce(ONE, THREE)
+    return pipeline, port
+
+
+def test_a_query_that_hangs_is_told_from_an_epoch_that_works(
+    watched: tuple[Pipeline, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, port = watched
+    step, hangs, goes_on = EpochRunner.step, threading.Event(), threading.Event()
+    works: list[float] = []
+
+    def slow(runner: EpochRunner) -> EpochReport | None:
+        if runner.waiting()[0] and running.reports and not works:
+            began = time.monotonic()
+            count = 30 * pipeline.spark.sparkContext.defaultParallelism
+            tasks = pipeline.spark.range(0, count, 1, count)
+            tasks.selectExpr("java_method('java.lang.Thread', 'sleep', 450L)").collect()
+            works.append(time.monotonic() - began)
+        elif runner.waiting()[0] and not hangs.is_set():
+            hangs.set()
+            assert goes_on.wait(120)
+        return step(runner)
+
+    monkeypatch.setattr(EpochRunner, "step", slow)
+    unhealthy: list[tuple[int, str]] = []
+    with Running(pipeline) as running:
+        insert(pipeline, ONE, 1)
+        eventually(lambda: running.failure or probe(port, "/readyz")[0] == 200, what="it runs")
+
+        def worked() -> bool:
+            running.sound()
+            unhealthy.extend(found for found in [probe(port, "/healthz")] if found[0] != 200)
+            return bool(works)
+
+        eventually(lambda: running.failure or running.reports, what="the first epoch")
+        insert(pipeline, ONE, 2)
+        eventually(worked, what="a long epoch is done", timeout_s=120)
+        assert works[0] > 2 * DEADLINE_MS / 1000 and not unhealthy, (works, unhealthy)
+        eventually(lambda: running.failure or len(running.reports) == 2, what="its end")
+        insert(pipeline, ONE, 3)
+        assert hangs.wait(60)
+        assert probe(port, "/healthz")[0] == 200
+        eventually(
+            lambda: running.failure or probe(port, "/healthz")[0] == 503,
+            what="the query hangs",
+            timeout_s=60,
+        )
+        status, text = probe(port, "/healthz")
+        assert (status, text.startswith(STALLED)) == (503, True), text
+        goes_on.set()
+        eventually(lambda: running.failure or probe(port, "/healthz")[0] == 200, what="it goes on")
+    running.sound()
+    assert probe(port, "/readyz") == (503, "no: `slottables run` has ended")
+
+
+@pytest.mark.parametrize("watched", [IDLE_MS], indirect=True)
+def test_an_idle_query_stays_healthy_and_a_failed_epoch_is_not_ready(
+    watched: tuple[Pipeline, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, port = watched
+    monkeypatch.setattr("spark_consumers.epochs.job._LOSS_PAUSE_S", 1.0)
+    step, failing, seen = EpochRunner.step, threading.Event(), set()
+
+    def meets(runner: EpochRunner) -> EpochReport | None:
+        if failing.is_set() and runner.waiting()[0]:
+            failing.clear()
+            raise PySparkException("CommitFailedException: the table has changed")
+        return step(runner)
+
+    monkeypatch.setattr(EpochRunner, "step", meets)
+    insert(pipeline, ONE, 1)
+    with Running(pipeline) as running:
+        eventually(lambda: running.failure or running.reports, what="an epoch")
+        until = time.monotonic() + 1.5 * IDLE_MS / 1000
+        while time.monotonic() < until:
+            running.sound()
+            seen.add(probe(port, "/healthz")[0])
+            time.sleep(0.2)
+        assert seen == {200} and probe(port, "/readyz") == (200, "ok")
+        failing.set()
+        insert(pipeline, ONE, 2)
+        eventually(lambda: running.failure or probe(port, "/readyz")[0] == 503, what="it fails")
+        assert "another writer" in probe(port, "/readyz")[1]
+        eventually(lambda: running.failure or probe(port, "/readyz")[0] == 200, what="it goes on")
+    running.sound()
+    assert sum(report.transactions for report in running.reports) == 2
+
+
+def test_each_table_tells_its_lsn_and_its_seconds(watched: tuple[Pipeline, int]) -> None:
+    pipeline, port = watched
+    insert(pipeline, ONE, 1)
+    first = pipeline.publisher.commit_lsn
+    with Running(pipeline) as running:
+        eventually(lambda: running.failure or running.events == 1, what="one arrives")
+        insert(pipeline, THREE, 1)
+        eventually(lambda: running.failure or running.events == 2, what="three arrives")
+        values = read(port)
+    running.sound()
+    last = pipeline.publisher.commit_lsn
+    assert last > first
+    for table in ("public.one", "public.three"):
+        assert values[f'slottables_table_commit_lsn{{table="{table}"}}'] == last
+        assert 0 < values[f'slottables_table_epoch_seconds{{table="{table}"}}'] < 60
