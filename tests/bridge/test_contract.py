@@ -65,6 +65,28 @@ def test_each_missing_requirement_of_a_topic_is_named(
     assert len(lacks([topic], "p")) == 1
 
 
+@pytest.mark.parametrize(
+    ("transactions", "table", "wanted"),
+    [
+        ({"retention.ms": "1000"}, {"retention.ms": "2000"}, "retention.ms=2000"),
+        ({"retention.ms": "1000"}, {"retention.ms": "-1"}, "retention.ms=-1"),
+        ({"retention.ms": "1000"}, {"retention.ms": "1000"}, ""),
+        ({"retention.ms": "2000"}, {"retention.ms": "1000"}, ""),
+        ({"retention.ms": "-1"}, {"retention.ms": "-1"}, ""),
+        ({"retention.ms": "1000"}, {"cleanup.policy": "compact", "retention.ms": "-1"}, ""),
+    ],
+)
+def test_a_transaction_topic_that_forgets_sooner_than_a_tables_is_told(
+    transactions: dict[str, str], table: dict[str, str], wanted: str
+) -> None:
+    plain = GOOD | {"cleanup.policy": "delete"}
+    topics = [Topic("p.transaction", 3, plain | transactions), Topic("p.t", 3, plain | table)]
+    found = lacks([*topics, Topic("p.dead", 3, plain | {"retention.ms": "-1"})], "p")
+    told = {lack.config: names for lack, names in found.items()}
+    assert told == ({wanted: ["p.transaction"]} if wanted else {})
+    assert not lacks([topics[0]._replace(config=None)], "p").keys() & found.keys()
+
+
 def test_unreadable_settings_are_not_judged() -> None:
     topic = Topic("p.progress", 3, None)
     assert "not judged" in whats(topic)

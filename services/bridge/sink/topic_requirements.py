@@ -4,6 +4,8 @@
     progress, schema, prepared, cleanup.policy=compact, or no bound    refused: a bridge that was
     snapshot                    of age and size                        away loses its place
     transaction                 not compacted                          warning
+                                kept as long as each table's topic     warning
+                                that is not compacted
     every topic                 message.timestamp.type=LogAppendTime   warning; refused where clocks
                                                                        differ (`clocks`)
                                 three replicas                         warning
@@ -13,12 +15,14 @@
 What may not be read (DescribeConfigs) is told as not judged.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from schemas.errors import SetupError
 from schemas.events import (
+    own_topics,
     prepared_topic,
     progress_topic,
     schema_topic,
@@ -30,6 +34,10 @@ REPLICAS: Final = 3
 BROKERS_DEFAULT: Final = -1
 """As kafka.replication_factor: what the broker's default.replication.factor says."""
 _NAMED_MAX: Final = 5
+_SHORTER: Final = (
+    "transactions are kept for less time than events of tables: new readers of whole transactions "
+    "can't begin with the first events"
+)
 _APPEND_TIME: Final = "LogAppendTime"
 
 
@@ -51,6 +59,14 @@ class Topic(NamedTuple):
         return "delete" in self._kept("cleanup.policy", "delete") and not (
             self._kept("retention.ms") == self._kept("retention.bytes") == "-1"
         )
+
+    @property
+    def kept_ms(self) -> float:
+        """How long records are kept at least, by their age; infinity where nothing limits that."""
+        given = self._kept("retention.ms")
+        if "delete" not in self._kept("cleanup.policy", "delete") or not given.isdigit():
+            return math.inf
+        return int(given)
 
     def _kept(self, key: str, default: str = "") -> str:
         return (self.config or {}).get(key, default)
@@ -124,10 +140,35 @@ def refuse_unfit(topics: Iterable[Topic], prefix: str, servers: str) -> None:
 def lacks(topics: Iterable[Topic], prefix: str) -> dict[Lack, list[str]]:
     """Return what is worth a warning -> the names of the topics with that lack."""
     found: dict[Lack, list[str]] = defaultdict(list)
+    topics = list(topics)
+    for lack, name in _forgets_transactions(topics, prefix):
+        found[lack].append(name)
     for topic in topics:
         for lack in _lacks(topic, transaction_topic(prefix)):
             found[lack].append(topic.name)
     return dict(found)
+
+
+def _forgets_transactions(topics: Sequence[Topic], prefix: str) -> Iterable[tuple[Lack, str]]:
+    """Yield the transaction topic where a topic of a table keeps its records for longer.
+
+    A new reader of whole transactions (docs/CONSUMERS.md) then finds events without their END. Of a
+    compacted topic it can't have all events whatever is kept.
+    """
+    own = own_topics(prefix)
+    kept = [
+        topic.kept_ms
+        for topic in topics
+        if topic.name not in own
+        and topic.config is not None
+        and "compact" not in topic.config.get("cleanup.policy", "")
+    ]
+    longest = max(kept, default=0.0)
+    for topic in topics:
+        known = topic.name == transaction_topic(prefix) and topic.config is not None
+        if known and topic.kept_ms < longest:
+            wanted = -1 if longest == math.inf else int(longest)
+            yield Lack(_SHORTER, f"retention.ms={wanted}"), topic.name
 
 
 def _lacks(topic: Topic, transactions: str) -> Iterable[Lack]:
