@@ -5,16 +5,22 @@
           -> transaction 7 with seq 0, 1, 2
 
 A truncate is in every partition of its topic, with one number. What Kafka refused is in
-`<prefix>.dead` instead, and counts.
+`<prefix>.dead` instead, and counts. ENDs come in commit order: an event whose END has not come
+before a later END does not get one.
 """
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from schemas.errors import OperatorNeeded
 from schemas.lsn import format_lsn
 from slotbridge.consumer.position import Partition, Position
+
+_OPERATION: Final = "read transactions"
+_REMEMBERED: Final = 100_000
+"""Transactions that were given, of which an event may come again, or without its END."""
 
 
 class Change(NamedTuple):
@@ -71,21 +77,60 @@ class Assembly:
 
     def __init__(self, position: Position, ends: Partition) -> None:
         self._ends_at = ends
-        self._commit_lsn = position.commit_lsn
+        self._commit_lsn = self._begun_lsn = position.commit_lsn
+        self._last_end = position.commit_lsn
+        """The commit LSN of the last END that was taken."""
+        self._began = position.began
+        if position.began is None and ends not in position.offsets:
+            self._began = (position.commit_lsn, -1)
+        self._given: deque[int] = deque()
+        self._known: set[int] = set()
+        """The commit LSNs of the last _REMEMBERED transactions that were given, beyond `_from`."""
+        self._from = position.commit_lsn
         self._read = dict(position.offsets)
         """Partition -> the offset after the last record that was taken."""
         self._ends: deque[End] = deque()
+        self._ended: set[int] = set()
+        """The commit LSNs of `_ends`."""
+        self._unended: list[int] = []
+        """A heap of the commit LSNs beyond `_last_end` of which there are events."""
         self._found: dict[int, dict[tuple[str, int], Change | Refused]] = {}
         """commit_lsn -> (table, seq) -> what was found."""
         self._counted: dict[int, Counter[str]] = {}
         """commit_lsn -> how much was found of each table."""
         self._held: dict[Partition, deque[tuple[int, int]]] = {}
         """Partition -> (offset, commit_lsn) of its events whose transactions are not given yet."""
+        self.progress = 0
+        """Grows with each record that the next transaction needed, or that lies before it."""
+
+    @property
+    def commit_lsn(self) -> int:
+        """The commit LSN of the last transaction that was given, or that the caller has."""
+        return self._commit_lsn
+
+    @property
+    def any_end(self) -> bool:
+        """Whether an END was taken."""
+        return self._last_end > self._begun_lsn
 
     @property
     def first(self) -> End | None:
         """The next transaction's end."""
         return self._ends[0] if self._ends else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is missing that Kafka must have: events, or an END.
+
+        Events of two transactions that have not an END yet: the END of the earlier is in Kafka,
+        because the bridge publishes one transaction after the other.
+        """
+        return bool(self.lacking()) or self.endless is not None
+
+    @property
+    def endless(self) -> int | None:
+        """The commit LSN of a transaction whose END must be in Kafka and has not come."""
+        return self._unended[0] if not self._ends and len(self._unended) > 1 else None
 
     def lacking(self) -> Collection[str]:
         """Return the tables of which the next transaction lacks events."""
@@ -95,41 +140,91 @@ class Assembly:
         counted = self._counted.get(end.commit_lsn, Counter())
         return [table for table, count in end.counts.items() if counted[table] < count]
 
-    def held(self, partition: Partition) -> int:
-        """Count the records of a partition that wait for their transaction."""
+    def ahead(self, partition: Partition, most: int) -> bool:
+        """Tell whether more than `most` records are held of a partition that may be held back.
+
+        A partition is in commit order: one that has brought an event of a later transaction has
+        brought all that the next one has there. While the next transaction is not known, its END
+        is what is missing, and that is in another partition.
+        """
+        end = self.first
         if partition == self._ends_at:
-            return len(self._ends)
-        return len(self._held.get(partition, ()))
+            return len(self._ends) > most
+        held = self._held.get(partition)
+        if held is None or len(held) <= most:
+            return False
+        return end is None or held[-1][1] > end.commit_lsn
 
     def take_end(self, end: End) -> None:
-        """Take in an END. Raise OperatorNeeded where positions have gone back."""
-        last = self._ends[-1].commit_lsn if self._ends else self._commit_lsn
-        if end.commit_lsn <= last:
+        """Take in an END.
+
+        Raise OperatorNeeded where positions have gone back, or where the END of an earlier
+        transaction of which there are events has not come.
+        """
+        if end.commit_lsn <= self._last_end:
             raise OperatorNeeded(
                 f"the transaction at {format_lsn(end.commit_lsn)} comes behind that at "
-                f"{format_lsn(last)}: the bridge has gone on from an earlier position",
-                operation="read transactions",
+                f"{format_lsn(self._last_end)}: the bridge has gone on from an earlier position",
+                operation=_OPERATION,
                 subject=f"{self._ends_at[0]}, offset {end.offset}",
                 lsn=end.commit_lsn,
                 hint="an operator has accepted a divergence (docs/DELIVERY.md): begin anew",
             )
+        while self._unended and self._unended[0] <= end.commit_lsn:
+            if self._unended[0] < end.commit_lsn:
+                raise self.no_end(self._unended[0])
+            heapq.heappop(self._unended)
+        self.passed(self._ends_at, end.offset)
+        if self._began is not None and self._began[1] < 0:
+            self._began = (self._began[0], end.commit_lsn)
+        self.progress += not self._ends
         self._ends.append(end)
+        self._ended.add(end.commit_lsn)
+        self._last_end = end.commit_lsn
 
     def take(
         self, partition: Partition, offset: int, commit_lsn: int, found: Change | Refused
     ) -> None:
-        """Take in an event; one of a transaction that the caller has changes nothing."""
-        self.passed(partition, offset)
-        if commit_lsn > self._commit_lsn:
-            there = self._found.setdefault(commit_lsn, {})
-            if (found.table, found.seq) not in there:
-                there[found.table, found.seq] = found
-                self._counted.setdefault(commit_lsn, Counter())[found.table] += 1
-            self._held.setdefault(partition, deque()).append((offset, commit_lsn))
+        """Take in an event; one of a transaction that the caller has changes nothing.
 
-    def passed(self, partition: Partition, offset: int) -> None:
-        """Note that a partition was read beyond the record at `offset`."""
-        self._read[partition] = offset + 1
+        Raise OperatorNeeded for an event whose END has not come before a later one.
+        """
+        self.passed(partition, offset, commit_lsn)
+        if commit_lsn <= self._commit_lsn:
+            if self._was_left_out(commit_lsn):
+                raise self.no_end(commit_lsn, f"{partition[0]}[{partition[1]}]@{offset}")
+            return
+        there = self._found.get(commit_lsn)
+        held = self._held.setdefault(partition, deque())
+        held.append((offset, commit_lsn))
+        if there is None:
+            there = self._found[commit_lsn] = {}
+            if commit_lsn > self._last_end:
+                heapq.heappush(self._unended, commit_lsn)
+            elif commit_lsn not in self._ended:
+                raise self.no_end(commit_lsn)
+        if (found.table, found.seq) not in there:
+            there[found.table, found.seq] = found
+            self._counted.setdefault(commit_lsn, Counter())[found.table] += 1
+
+    def passed(self, partition: Partition, offset: int, commit_lsn: int | None = None) -> None:
+        """Note that a partition was read beyond `offset`, where a record of `commit_lsn` was."""
+        self._read[partition] = max(offset + 1, self._read.get(partition, 0))
+        end = self.first
+        if end is not None and commit_lsn is not None and commit_lsn <= end.commit_lsn:
+            self.progress += 1
+
+    def read_to(self, partition: Partition) -> int:
+        """Return the offset up to which a partition was read."""
+        return self._read.get(partition, 0)
+
+    def position(self) -> Position:
+        """Return the position after the last transaction that was given, as far as is read now."""
+        offsets = dict(self._read)
+        offsets |= {where: held[0][0] for where, held in self._held.items() if held}
+        if self._ends:
+            offsets[self._ends_at] = self._ends[0].offset
+        return Position(self._commit_lsn, offsets, self._began)
 
     def give(self) -> Transaction | None:
         """Return the next transaction if it is whole."""
@@ -137,15 +232,14 @@ class Assembly:
         if end is None or self.lacking():
             return None
         self._ends.popleft()
+        self._ended.discard(end.commit_lsn)
         self._commit_lsn = end.commit_lsn
+        self._remember(end.commit_lsn)
         found = self._found.pop(end.commit_lsn, {})
         self._counted.pop(end.commit_lsn, None)
         for held in self._held.values():
             while held and held[0][1] <= end.commit_lsn:
                 held.popleft()
-        offsets = dict(self._read)
-        offsets |= {where: held[0][0] for where, held in self._held.items() if held}
-        offsets[self._ends_at] = end.offset + 1
         ordered = sorted(found.values(), key=lambda one: one.seq)
         return Transaction(
             end.id,
@@ -153,5 +247,38 @@ class Assembly:
             end.commit_ts_ms,
             [one for one in ordered if isinstance(one, Change)],
             [one for one in ordered if isinstance(one, Refused)],
-            Position(end.commit_lsn, offsets),
+            self.position(),
+        )
+
+    def _remember(self, commit_lsn: int) -> None:
+        self._given.append(commit_lsn)
+        self._known.add(commit_lsn)
+        if len(self._given) > _REMEMBERED:
+            self._from = self._given.popleft()
+            self._known.discard(self._from)
+
+    def _was_left_out(self, commit_lsn: int) -> bool:
+        """Tell whether later transactions were given, and not that of an event (again)."""
+        after, since = self._began or (-1, -1)
+        if after < commit_lsn < since:
+            return True
+        return commit_lsn > self._from and commit_lsn not in self._known
+
+    def no_end(self, commit_lsn: int, place: str = "") -> OperatorNeeded:
+        """Return the error for events of a transaction whose END Kafka does not have."""
+        places = (
+            f"{topic}[{number}]@{offset}"
+            for (topic, number), held in self._held.items()
+            for offset, lsn in held
+            if lsn == commit_lsn
+        )
+        return OperatorNeeded(
+            f"Kafka has events of a transaction, and not its END in {self._ends_at[0]}: retention "
+            "has removed it there, or the bridge did not write any then",
+            operation=_OPERATION,
+            subject=place or next(places, self._ends_at[0]),
+            lsn=commit_lsn,
+            hint=f"keep {self._ends_at[0]} for at least as long as the topics of tables. To begin "
+            "after what it lacks: Position.after(LSN) of a copy that you have otherwise "
+            "(docs/CONSUMERS.md, Where a reader begins)",
         )

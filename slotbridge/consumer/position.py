@@ -6,6 +6,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import SettingsError
+from schemas.lsn import parse_lsn
 
 Partition = tuple[str, int]
 """(topic, number)."""
@@ -16,23 +17,37 @@ class _Stored(BaseModel):
 
     commit_lsn: int
     offsets: dict[str, dict[int, int]]
+    began: tuple[int, int] | None = None
 
 
 class Position(NamedTuple):
     """The position after the transaction at `commit_lsn`; `offsets`: partition -> next to read.
 
-    A partition without an offset is read from its beginning.
+    A partition without an offset is read from its beginning, without what was committed up to
+    `commit_lsn`: the caller has that. `began`: the caller has had all up to the first LSN when the
+    copy began, and got all from the second on (-1: nothing yet). Between the two, Kafka must not
+    have any event.
     """
 
     commit_lsn: int = -1
     offsets: Mapping[Partition, int] = {}
+    began: tuple[int, int] | None = None
 
     def text(self) -> str:
         """Return the position as JSON, to be stored together with what was applied."""
         offsets: dict[str, dict[int, int]] = {}
         for (topic, number), offset in sorted(self.offsets.items()):
             offsets.setdefault(topic, {})[number] = offset
-        return _Stored(commit_lsn=self.commit_lsn, offsets=offsets).model_dump_json()
+        stored = _Stored(commit_lsn=self.commit_lsn, offsets=offsets, began=self.began)
+        return stored.model_dump_json(exclude_none=True)
+
+    @classmethod
+    def after(cls, lsn: str | int) -> "Position":
+        """Return the position of a caller who has all that was committed up to `lsn` otherwise.
+
+        Raise SettingsError for text that is not an LSN such as 0/1A2B3C.
+        """
+        return cls(lsn_of(lsn))
 
     @classmethod
     def parse(cls, text: str | None) -> "Position":
@@ -52,4 +67,16 @@ class Position(NamedTuple):
             for topic, numbers in stored.offsets.items()
             for number, offset in numbers.items()
         }
-        return cls(stored.commit_lsn, offsets)
+        return cls(stored.commit_lsn, offsets, stored.began)
+
+
+def lsn_of(lsn: str | int) -> int:
+    """Return an LSN as a number. Raise SettingsError for text such as PostgreSQL does not print."""
+    try:
+        return lsn if isinstance(lsn, int) else parse_lsn(lsn)
+    except ValueError as error:
+        raise SettingsError(
+            f"{lsn!r} is not an LSN",
+            operation="read the position",
+            hint="give it as PostgreSQL prints it, such as 0/1A2B3C",
+        ) from error

@@ -1,27 +1,42 @@
 """Whole source transactions from Kafka: the topics, partition by partition, put together."""
 
-import json
 import threading
 import time
-import uuid
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Message
 
-from schemas.errors import BadInput, ExitCode, OperatorNeeded, Retryable
-from schemas.events import dead_topic, legal_topic, transaction_topic
-from schemas.shaping import field_name
-from services.kafka.client import kafka_error, make_client, passing
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
+from schemas.events import (
+    SETTLING_KEY_PREFIX,
+    dead_topic,
+    divergence_topic,
+    legal_topic,
+    progress_topic,
+    transaction_topic,
+)
 from slotbridge.consumer.assembly import Assembly, Change, End, Refused, Transaction
-from slotbridge.consumer.position import Partition, Position
+from slotbridge.consumer.partitions import Options, Partitions, removed
+from slotbridge.consumer.position import Partition, Position, lsn_of
+from slotbridge.consumer.records import (
+    RecordPlace,
+    divergence,
+    foreign,
+    parse_document,
+    row_event,
+)
 
 _POLL_S: Final = 0.2
-_RECORDS_AT_ONCE: Final = 500
 _HELD_MAX: Final = 20_000
-"""Records of one partition that wait for their transaction, before it is paused."""
+"""Records of one partition beyond the next transaction, before it is held back."""
+_STALLED_S: Final = 10.0
+"""After this time without progress no partition of a table that lacks events is held back."""
+_PROGRESS_TAIL: Final = 4_000
 _LOOK_S: Final = 1.0
-_REQUEST_S: Final = 10.0
+_LOOK_IDLE_S: Final = 5.0
+_LOOK_SOON_S: Final = 0.1
+"""How often new partitions are looked for: where events are missing, else, and at first."""
 OPERATION: Final = "read transactions"
 
 
@@ -34,17 +49,19 @@ class Transactions:
         prefix: str,
         *,
         position: Position | None = None,
+        until: str | int | None = None,
         tables: Collection[str] | None = None,
         topics: Mapping[str, str] | None = None,
-        options: Mapping[str, str | int | float | bool] | None = None,
+        options: Options | None = None,
         patience_s: float = 120.0,
     ) -> None:
         """Read the topics of `prefix`, on from `position`; None: from their beginning.
 
-        tables: the `schema.table` to read; None: all. Transactions without their events come too,
-        with none. topics: `schema.table` -> its topic, where `shaping.routes` gives it another
-        than `prefix.schema.table`. options: of librdkafka, such as for security. patience_s: how
-        long an event may be missing that Kafka must have.
+        until: an LSN; the last transaction is that which commits there or before. tables: the
+        `schema.table` to read; None: all. Transactions without their events come too, with none.
+        topics: `schema.table` -> its topic, where `shaping.routes` gives it another than
+        `prefix.schema.table`. options: of librdkafka, such as for security. patience_s: how long
+        nothing may come of what Kafka must have.
         """
         self._prefix = prefix
         self._tables = None if tables is None else frozenset(tables)
@@ -52,23 +69,22 @@ class Transactions:
         self._patience_s = patience_s
         self._ends_at: Partition = (transaction_topic(prefix), 0)
         self._dead = dead_topic(prefix)
-        self._position = position or Position()
-        self._assembly = Assembly(self._position, self._ends_at)
-        self._assigned: set[Partition] = set()
-        self._paused: set[Partition] = set()
+        self._divergence_at: Partition = (divergence_topic(prefix), 0)
+        self._progress_at: Partition = (progress_topic(prefix), 0)
+        self._begun = position or Position()
+        self._until = None if until is None else lsn_of(until)
+        self._written: int | None = None
+        """The end of the transaction topic when Kafka had all up to `until`."""
+        self.done = False
+        """Whether all transactions up to `until` were given."""
+        self._assembly = Assembly(self._begun, self._ends_at)
         self._looked = 0.0
+        self._unplaced = False
+        """Whether Kafka could not tell where a partition begins."""
+        self._progress, self._waited_s = 0, 0.0
+        self._failure: SlotbridgeError | None = None
         self._closing = threading.Event()
-        self._consumer = make_client(
-            Consumer,
-            {
-                "bootstrap.servers": bootstrap_servers,
-                **(options or {}),
-                "group.id": f"slotbridge-consumer-{uuid.uuid4()}",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "error",
-            },
-        )
+        self._partitions = Partitions(bootstrap_servers, options or {}, self._passed)
 
     def __enter__(self) -> "Transactions":
         return self
@@ -77,158 +93,227 @@ class Transactions:
         self.close()
 
     def __iter__(self) -> Iterator[Transaction]:
-        """Yield transactions until `stop` is called. Raise as `read`."""
-        while not self._closing.is_set():
+        """Yield transactions until `stop` is called, or `until` is reached. Raise as `read`."""
+        while not (self._closing.is_set() or self.done):
             found = self.read(_POLL_S)
             if found is not None:
                 yield found
 
+    @property
+    def position(self) -> Position:
+        """The position after the last transaction that was given.
+
+        Its offsets move on also while nothing comes: store it at times where a topic's retention
+        is shorter than a pause of the source.
+        """
+        return self._assembly.position()
+
     def stop(self) -> None:
-        """End the iteration soon, from any thread."""
+        """End the iteration and `read` soon, from any thread."""
         self._closing.set()
 
     def close(self) -> None:
         """Disconnect. What was not stored comes again to the next reader."""
         self._closing.set()
-        self._consumer.close()
+        self._partitions.close()
 
     def read(self, timeout_s: float) -> Transaction | None:
-        """Return the next transaction, None where there is none within `timeout_s`.
+        """Return the next transaction, None where none is whole within `timeout_s`.
 
-        Raise Retryable where Kafka does not answer, or does not bring events that belong to a
-        transaction within `patience_s`; OperatorNeeded where Kafka has removed what was not read;
-        BadInput for a record that is not the bridge's.
+        Raise Retryable where Kafka does not answer, or brings nothing for `patience_s` of what it
+        must have; OperatorNeeded where Kafka has removed what was not read, or has transactions
+        that the database lost; BadInput for a record that is not the bridge's or not in JSON.
+        After an error, this reader raises it again: begin another one at the stored position.
         """
-        deadline, lacks_since = time.monotonic() + timeout_s, time.monotonic()
-        while True:
-            found = self._assembly.give()
-            if found is not None:
-                self._position = found.position
-                return found
-            now = time.monotonic()
-            if now > deadline and not self._assembly.lacking():
+        if self._failure is not None:
+            raise self._failure
+        now = time.monotonic()
+        deadline = now + timeout_s
+        try:
+            while not self._closing.is_set():
+                found = self._give()
+                if found is not None or self.done:
+                    return found
+                self._look(now)
+                for message in self._partitions.records(min(_POLL_S, max(0.0, deadline - now))):
+                    self._take(message)
+                before, now = now, time.monotonic()
+                # What is missing may be among what has come already.
+                self._be_patient(0.0 if self._partitions.backlog else now - before)
+                self._hold_back()
+                if now >= deadline:
+                    return self._give()
+        except SlotbridgeError as error:
+            self._failure = error  # records that came with it are lost to this reader
+            raise
+        return None
+
+    def _give(self) -> Transaction | None:
+        """Return the next transaction if it is whole, and not after `until`."""
+        if self._until is not None:
+            first = self._assembly.first
+            if first is not None:
+                self.done = first.commit_lsn > self._until
+            elif self._written is not None:
+                self.done = self._assembly.read_to(self._ends_at) >= self._written
+            self.done |= self._assembly.commit_lsn >= self._until
+            if self.done:
                 return None
-            if now - lacks_since > self._patience_s:
+        return self._assembly.give()
+
+    def _be_patient(self, waited_s: float) -> None:
+        """Count the time without progress while something is missing. Raise once it is too long."""
+        if self._assembly.progress != self._progress or not self._assembly.waits:
+            self._progress, self._waited_s = self._assembly.progress, 0.0
+            return
+        self._waited_s += waited_s
+        if self._waited_s > self._patience_s:
+            endless = self._assembly.endless
+            bounds = None if endless is None else self._partitions.bounds(self._ends_at)
+            if bounds is None or self._assembly.read_to(self._ends_at) < bounds[1]:
                 raise self._missing()
-            if self._assembly.lacking() and now > deadline:
-                deadline = now + _POLL_S  # what Kafka must have is waited for
-            self._look(now)
-            for message in self._consumer.consume(
-                _RECORDS_AT_ONCE, min(_POLL_S, max(0.0, deadline - now))
-            ):
-                self._take(message)
-            self._pause()
+            raise self._assembly.no_end(endless or 0)
 
     def _look(self, now: float) -> None:
         """Begin to read partitions that are new: at first, and where something is missing."""
-        known = {topic for topic, _ in self._assigned}
-        lacking = {self._topic(table) for table in self._assembly.lacking()}
-        if lacking <= known and self._assigned and now - self._looked < _LOOK_S:
-            return
-        if now - self._looked < _LOOK_S / 10:
+        known = {topic for topic, _ in self._partitions.assigned}
+        lacking = self._lacking_topics()
+        pause_s = _LOOK_S if lacking else _LOOK_IDLE_S
+        if self._unplaced or not known or not lacking <= known:
+            pause_s = _LOOK_SOON_S
+        if now - self._looked < pause_s:
             return
         self._looked = now
-        wanted = known | lacking | {self._ends_at[0], self._dead}
-        wanted |= {topic for topic, _ in self._position.offsets}
-        new: list[TopicPartition] = []
+        wanted = known | lacking | {self._ends_at[0], self._dead, self._divergence_at[0]}
+        wanted |= {topic for topic, _ in self._begun.offsets}
+        if self._until is not None:
+            wanted.add(self._progress_at[0])
+        starts: dict[Partition, int] = {}
+        self._unplaced = False
         for topic in sorted(wanted):
-            for number in self._numbers(topic):
-                if (topic, number) not in self._assigned:
-                    self._assigned.add((topic, number))
-                    new.append(TopicPartition(topic, number, self._start(topic, number)))
-        if new:
-            self._consumer.incremental_assign(new)
+            found = self._partitions.find(topic)
+            for one in (one for one in found if one not in self._partitions.assigned):
+                start = self._start(one)
+                if start is None:
+                    self._unplaced = True
+                else:
+                    starts[one] = start
+            if topic == self._divergence_at[0] and not found:
+                self._assembly.passed(self._divergence_at, -1)  # all of it will be new
+        self._partitions.add(starts)
 
-    def _start(self, topic: str, number: int) -> int:
-        """Return where reading a partition begins: where it was left, or at its first record."""
-        low, _ = self._consumer.get_watermark_offsets(
-            TopicPartition(topic, number), timeout=_REQUEST_S
-        )
-        known = self._position.offsets.get((topic, number))
-        if known is not None:
-            if low > known:
-                raise self._removed(topic)
-            return known
-        return low
+    def _start(self, partition: Partition) -> int | None:
+        """Return where reading a partition begins: where it was left, or at its first record.
 
-    def _numbers(self, topic: str) -> list[int]:
-        try:
-            found = self._consumer.list_topics(topic, timeout=_REQUEST_S).topics[topic]
-        except KafkaException as error:
-            raise kafka_error(error, OPERATION, topic) from error
-        return [] if found.error is not None else sorted(found.partitions)
+        None where Kafka can't tell now.
+        """
+        bounds = self._partitions.bounds(partition)
+        if bounds is None:
+            return None
+        low, high = bounds
+        if partition == self._progress_at:
+            return max(low, high - _PROGRESS_TAIL)
+        known = self._begun.offsets.get(partition)
+        if known is None:
+            return low
+        if low > known:
+            raise removed(partition[0])
+        return known
 
-    def _pause(self) -> None:
-        """Hold back partitions that are far ahead of the transactions' ends."""
-        far = {one for one in self._assigned if self._assembly.held(one) > _HELD_MAX}
-        for change, moved in (
-            (self._consumer.pause, far - self._paused),
-            (self._consumer.resume, self._paused - far),
-        ):
-            if moved:
-                change([TopicPartition(topic, number) for topic, number in moved])
-        self._paused = far
+    def _passed(self, partition: Partition, offset: int) -> None:
+        """Note that a partition was read beyond `offset`; positions leave out that of progress."""
+        if partition != self._progress_at:
+            self._assembly.passed(partition, offset)
+
+    def _hold_back(self) -> None:
+        """Pause partitions that are far ahead of the next transaction."""
+        far = {one for one in self._partitions.assigned if self._assembly.ahead(one, _HELD_MAX)}
+        if self._waited_s > _STALLED_S:
+            needed = {*self._lacking_topics(), self._dead}
+            far = {one for one in far if one[0] not in needed}
+        self._partitions.hold_back(far)
 
     def _take(self, message: Message) -> None:
-        failure, topic = message.error(), message.topic() or ""
-        if failure is not None:
-            if failure.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-                raise self._removed(topic)
-            if not passing(failure):
-                raise kafka_error(KafkaException(failure), OPERATION, topic)
+        partition = (message.topic() or "", message.partition() or 0)
+        at = RecordPlace(partition, message.offset() or 0)
+        value, key = message.value(), message.key()
+        if value is None or (key or b"")[: len(SETTLING_KEY_PREFIX)] == SETTLING_KEY_PREFIX:
+            self._passed(partition, at.offset)
             return
-        partition, offset = (topic, message.partition() or 0), message.offset() or 0
-        value = message.value()
-        if value is None:
-            self._assembly.passed(partition, offset)
-            return
-        document = _parsed(value, topic, partition[1], offset)
+        document = parse_document(value, at)
         try:
             if partition == self._ends_at:
-                self._take_end(document, offset)
-            elif topic == self._dead:
-                self._take_dead(document, partition, offset)
+                self._take_end(document, at)
+            elif partition[0] == self._dead:
+                self._take_dead(document, at)
+            elif partition == self._divergence_at:
+                self._take_divergence(document, at)
+            elif partition == self._progress_at:
+                self._take_progress(document)
             else:
-                self._take_event(document, message.key(), partition, offset)
+                self._take_event(document, key, at)
         except (KeyError, TypeError) as error:
-            raise _foreign(topic, partition[1], offset) from error
+            raise foreign(at) from error
 
-    def _take_end(self, document: Mapping[str, Any], offset: int) -> None:
-        if document["status"] != "END":
+    def _take_end(self, document: Mapping[str, Any], at: RecordPlace) -> None:
+        # Debezium's, from before an adoption, have no commit_lsn: their events neither.
+        if document["status"] != "END" or "commit_lsn" not in document:
+            self._assembly.passed(at.partition, at.offset)
+            return
+        lsn, begun = document["commit_lsn"], self._ends_at in self._begun.offsets
+        if not begun and not self._assembly.any_end and lsn <= self._begun.commit_lsn:
+            self._assembly.passed(at.partition, at.offset)
             return
         counts = {
             one["data_collection"]: one["event_count"]
             for one in document["data_collections"]
             if self._chosen(one["data_collection"])
         }
-        self._assembly.take_end(
-            End(document["id"], document["commit_lsn"], document["ts_ms"], counts, offset)
-        )
+        self._assembly.take_end(End(document["id"], lsn, document["ts_ms"], counts, at.offset))
 
-    def _take_dead(self, document: Mapping[str, Any], partition: Partition, offset: int) -> None:
+    def _take_dead(self, document: Mapping[str, Any], at: RecordPlace) -> None:
         refused = Refused(document["table"], document["seq"])
-        if document["value"] is None or not self._chosen(refused.table):
-            self._assembly.passed(partition, offset)
+        # A logical message, which belongs to no table, may be outside of any transaction.
+        if document["value"] is None or not refused.table or not self._chosen(refused.table):
+            self._assembly.passed(at.partition, at.offset)
         else:
-            self._assembly.take(partition, offset, document["commit_lsn"], refused)
+            self._assembly.take(at.partition, at.offset, document["commit_lsn"], refused)
 
     def _take_event(
-        self, document: Mapping[str, Any], key: bytes | str | None, at: Partition, offset: int
+        self, document: Mapping[str, Any], key: bytes | str | None, at: RecordPlace
     ) -> None:
-        if document.keys() == {"schema", "payload"}:
-            document = document["payload"]
-        if field_name("commit_lsn") in document:
-            raise _flat(at, offset)
-        source = document["source"]
-        table = f"{source['schema']}.{source['table']}"
-        if not self._chosen(table):
-            self._assembly.passed(at, offset)
+        event = row_event(document, at)
+        if not self._chosen(event.table):
+            self._assembly.passed(at.partition, at.offset, event.commit_lsn)
             return
-        parsed = None if key is None else _parsed(key, *at, offset)
-        if isinstance(parsed, dict) and parsed.keys() == {"schema", "payload"}:
-            parsed = parsed["payload"]
-        change = Change(table, source["seq"], parsed, document)
-        self._assembly.take(at, offset, source["commit_lsn"], change)
+        parsed = None if key is None else parse_document(key, at, "key")
+        change = Change(event.table, event.seq, parsed, document)
+        self._assembly.take(at.partition, at.offset, event.commit_lsn, change)
+
+    def _take_divergence(self, document: Mapping[str, Any], at: RecordPlace) -> None:
+        """Refuse transactions that never happened, if this reader gives them or has given them."""
+        found = divergence(document, at)
+        self._assembly.passed(at.partition, at.offset)
+        known = at.partition in self._begun.offsets
+        if known or self._begun.commit_lsn < found.reached_lsn:
+            raise OperatorNeeded(
+                f"Kafka has {found.count} transactions of timeline {found.lost_timeline} that the "
+                "database lost at a failover: a copy made of these topics would contain them",
+                operation=OPERATION,
+                subject=str(at),
+                lsn=found.switch_lsn,
+                hint="begin anew, after what was lost: Position.after(LSN) of a copy that you "
+                "have otherwise (docs/CONSUMERS.md, Where a reader begins)",
+            )
+
+    def _take_progress(self, document: Mapping[str, Any]) -> None:
+        """Note the end of the transaction topic once Kafka has all that commits up to `until`."""
+        if self._until is not None and document["end_lsn"] > self._until and self._written is None:
+            bounds = self._partitions.bounds(self._ends_at)
+            self._written = None if bounds is None else bounds[1]
+
+    def _lacking_topics(self) -> set[str]:
+        return {self._topic(table) for table in self._assembly.lacking()}
 
     def _chosen(self, table: str) -> bool:
         return self._tables is None or table in self._tables
@@ -239,49 +324,13 @@ class Transactions:
     def _missing(self) -> Retryable:
         end = self._assembly.first
         lacking = ", ".join(self._assembly.lacking())
+        what = f"all events of {lacking}" if lacking else "the END of a transaction"
         return Retryable(
-            f"Kafka did not deliver all events of {lacking} within {self._patience_s:.0f} s",
+            f"Kafka did not deliver {what}, and nothing of that for {self._patience_s:.0f} s",
             operation=OPERATION,
             subject=f"prefix {self._prefix}",
             lsn=end.commit_lsn if end is not None else None,
             hint="name the topics of routed tables by `topics`, and the tables that have topics by "
-            "`tables`: an outbox has none; else retention has removed the events",
+            "`tables`: an outbox has none; else retention or compaction has removed the events",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
-
-    def _removed(self, topic: str) -> OperatorNeeded:
-        return OperatorNeeded(
-            "Kafka has removed records that were not read yet",
-            operation=OPERATION,
-            subject=topic,
-            hint="the topic's retention was too short, or it was made again: begin anew",
-        )
-
-
-def _parsed(value: bytes | str, topic: str, number: int, offset: int) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise _foreign(topic, number, offset) from error
-
-
-def _flat(at: Partition, offset: int) -> BadInput:
-    return BadInput(
-        "the record is a flat row, which lacks what whole transactions need",
-        operation=OPERATION,
-        subject=f"{at[0]}[{at[1]}]@{offset}",
-        hint="leave the table out of the bridge's shaping.flat.tables, or name the tables to read, "
-        "without it, by `tables`",
-        exit_code=ExitCode.RECORD_REFUSED,
-    )
-
-
-def _foreign(topic: str, number: int, offset: int) -> BadInput:
-    return BadInput(
-        "the record is not one of the bridge, or not in JSON",
-        operation=OPERATION,
-        subject=f"{topic}[{number}]@{offset}",
-        hint="only the bridge may write to its topics; kafka.value_format must be json or "
-        "json_schema_envelope, and kafka.cloudevents not structured",
-        exit_code=ExitCode.RECORD_REFUSED,
-    )

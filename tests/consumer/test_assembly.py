@@ -102,6 +102,101 @@ def test_each_transaction_comes_whole_and_once_through_kills(
         assert [e.seq for e in one.events] == sorted(e.seq for e in one.events)
 
 
+@given(
+    log=logs(),
+    order=st.lists(st.integers(0, 4), max_size=40),
+    lost=st.integers(0, 6),
+    holes=st.booleans(),
+)
+def test_events_without_their_end_are_never_left_out_in_silence(
+    log: tuple[list[End], dict[Partition, list[Event]]],
+    order: list[int],
+    lost: int,
+    holes: bool,
+) -> None:
+    """The transaction topic has lost its first ENDs, or one in the middle."""
+    ends, partitions = log
+    kept = [*ends[:lost], *ends[lost + 1 :]] if holes else ends[lost:]
+    gone = {end.commit_lsn for end in ends} - {end.commit_lsn for end in kept}
+    has_events = {event.commit_lsn for events in partitions.values() for event in events}
+    last = kept[-1].commit_lsn if kept else -1
+    judged = {lsn for lsn in gone & has_events if lsn < last}
+    whole = [*order, *[*range(5)] * 80]
+    assembly = Assembly(Position(), ENDS)
+    try:
+        got = read(assembly, (kept, partitions), Position(), whole)
+    except OperatorNeeded as error:
+        assert error.lsn in judged
+        assert "not its END" in error.message
+        return
+    assert not judged
+    assert [one.commit_lsn for one in got] == [end.commit_lsn for end in kept]
+    beyond = sorted(lsn for lsn in gone & has_events if lsn > last)
+    assert assembly.endless == (beyond[0] if len(beyond) > 1 else None)
+
+
+@given(
+    log=logs(),
+    order=st.lists(st.integers(0, 4), max_size=40),
+    most=st.integers(0, 3),
+)
+def test_holding_partitions_back_never_stops_the_next_transaction(
+    log: tuple[list[End], dict[Partition, list[Event]]], order: list[int], most: int
+) -> None:
+    """A partition that is ahead gives nothing, as one that is paused."""
+    ends, partitions = log
+    assembly = Assembly(Position(), ENDS)
+    queues = {where: [*enumerate(events)] for where, events in partitions.items()}
+    waiting, got, places = [*ends], 0, [ENDS, *partitions]
+    for choice in [*order, *[*range(5)] * 80]:
+        where = places[choice % len(places)]
+        if assembly.ahead(where, most):
+            continue
+        if where == ENDS and waiting:
+            assembly.take_end(waiting.pop(0))
+        elif where != ENDS and queues[where]:
+            offset, event = queues[where].pop(0)
+            change = Change(event.table, event.seq, None, {"op": "c"})
+            assembly.take(where, offset, event.commit_lsn, change)
+        while assembly.give() is not None:
+            got += 1
+    assert got == len(ends)
+
+
+def test_events_from_before_the_copy_are_told_also_after_a_restart() -> None:
+    """The topic of a table is read only once a transaction has events of it."""
+    first = Assembly(Position(50), ENDS)
+    first.take_end(End("7:100", 100, 0, {}, 1))
+    found = first.give()
+    assert found is not None
+    second = Assembly(Position.parse(found.position.text()), ENDS)
+    second.take(("a", 0), 0, 50, Change("a", 0, None, {"op": "c"}))
+    second.take(("a", 0), 1, 100, Change("a", 0, None, {"op": "c"}))
+    with pytest.raises(OperatorNeeded, match="not its END") as raised:
+        second.take(("a", 0), 2, 70, Change("a", 0, None, {"op": "c"}))
+    assert (raised.value.lsn, raised.value.subject) == (70, "a[0]@2")
+
+
+def test_a_transaction_larger_than_what_is_held_is_not_held_back() -> None:
+    assembly = Assembly(Position(), ENDS)
+    assembly.take_end(End("7:10", 10, 0, {"a": 100}, 1))
+    for seq in range(99):
+        assert not assembly.ahead(("a", 0), 20)
+        assembly.take(("a", 0), seq, 10, Change("a", seq, None, {"op": "c"}))
+    for offset in range(30):
+        assembly.take(("a", 1), offset, 20, Change("a", offset, None, {"op": "c"}))
+    assert assembly.ahead(("a", 1), 20), "the next transaction is past there"
+    assert not assembly.ahead(("a", 0), 20)
+    assert not assembly.give()
+    progress = assembly.progress
+    assembly.take(("a", 1), 30, 20, Change("a", 30, None, {"op": "c"}))
+    assert assembly.progress == progress, "a later transaction is not what is waited for"
+    assembly.take(("a", 0), 99, 10, Change("a", 99, None, {"op": "c"}))
+    assert assembly.progress == progress + 1
+    found = assembly.give()
+    assert found is not None and len(found.events) == 100
+
+
 def test_a_position_that_goes_back_is_refused() -> None:
     assembly = Assembly(Position(100), ENDS)
     with pytest.raises(OperatorNeeded, match="earlier position"):
@@ -111,6 +206,12 @@ def test_a_position_that_goes_back_is_refused() -> None:
 def test_a_position_is_stored_as_text() -> None:
     position = Position(7, {("a", 0): 5, ("a", 1): 6, ("b", 0): 0})
     assert Position.parse(position.text()) == position
+    assert Position.parse('{"commit_lsn":7,"offsets":{"a":{"0":5,"1":6},"b":{"0":0}}}') == position
+    begun = position._replace(began=(3, 5))
+    assert Position.parse(begun.text()) == begun
+    assert Position.after("0/7") == Position.after(7) == Position(7)
+    with pytest.raises(SettingsError, match="not an LSN"):
+        Position.after("7")
     assert Position.parse(None) == Position()
     with pytest.raises(SettingsError, match=r"Position\.text"):
         Position.parse("{}")

@@ -69,7 +69,7 @@ PURE = (
     ),
     *(f"services.bridge.events.values.{name}" for name in ("datetimes", "intervals", "plain")),
     "schemas.snapshot",
-    *("slotbridge.consumer.assembly", "slotbridge.consumer.position"),
+    *(f"slotbridge.consumer.{name}" for name in ("assembly", "position", "records")),
     *(
         f"services.bridge.snapshot.{name}"
         for name in (
