@@ -126,7 +126,8 @@ class BridgeSettings(ValueSettings):
     """Address that the HTTP server listens on; 0.0.0.0 lets other machines (probes, Prometheus,
     slotfailover) reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)
-    """/healthz, /readyz, /metrics and /v1/source; unset: off; 0: a free port, named in the log."""
+    """/healthz, /readyz, /metrics, /v1/source and /v1/wait; unset: off; 0: a free port, which
+    the log names."""
     token: SecretStr | None = None
     """Bearer token for POST /v1/source, which gives the bridge other hosts; unset: nobody can do
     so."""

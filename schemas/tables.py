@@ -231,8 +231,8 @@ class TablesSettings(_Part):
     http_host: str = "127.0.0.1"
     """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)
-    """Port of /metrics, /healthz and /readyz, which `slottables status` asks, too; unset: off; 0: a
-    free port, which the log names."""
+    """Port of /metrics, which `slottables status` asks, too, /healthz, /readyz and /v1/wait; unset:
+    off; 0: a free port, which the log names."""
     progress_deadline_ms: int = Field(900_000, ge=0, le=24 * 3600 * 1000)
     """Longest time, beyond trigger_interval_ms, in which nothing is seen of the streaming query's
     work before /healthz answers 503; 0: never. An epoch counts as work for as long as tasks of

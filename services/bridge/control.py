@@ -1,9 +1,4 @@
-"""The bridge's HTTP routes besides its probes: POST /v1/source and GET /v1/wait.
-
-GET /v1/wait?lsn=0/1A2B3C&timeout_s=30: read your writes (`slotbridge.consumer.wait_for`)
-
-    200 {"lsn": …, "delivered": …}            Kafka has all that was committed before the lsn
-    400 504                                   wrong query; it does not have it within the time-out
+"""The bridge's HTTP routes besides its probes: POST /v1/source, and GET /v1/wait (`wait_page`).
 
 POST /v1/source: a failover manager with the token sends the bridge to other hosts.
 
@@ -16,9 +11,7 @@ It holds until the bridge is started anew. The fences of every session hold ther
 spares the bridge from ending because of a mistake.
 """
 
-import asyncio
 import json
-import time
 from typing import Any
 
 import psycopg
@@ -31,19 +24,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from schemas.errors import SettingsError
-from schemas.lsn import format_lsn, parse_lsn
 from schemas.settings import SourceSettings
 from services.bridge.runner import Runner
 from services.bridge.source.candidates import writable_servers
 from services.bridge.source.hosts import host_name, single_hosts
+from services.bridge.wait_page import WaitPage
 from services.postgres.server import Server
 from services.runtime.access import refusal
 
 logger = structlog.get_logger(__name__)
 
 SECTION = "bridge"
-WAIT_MAX_S = 300.0
-_LOOK_S = 0.005
 _HOST_KEYS = ("host", "hostaddr", "port")
 _BODY_BYTES_MAX = 8192
 _HOSTS_MAX = 32
@@ -61,25 +52,8 @@ class Control:
         """Return the routes, for services.runtime.process.Probes."""
         return [
             Route("/v1/source", self._move, methods=["POST"]),
-            Route("/v1/wait", self._wait, methods=["GET"]),
+            Route("/v1/wait", WaitPage(self._runner.delivered).answer, methods=["GET"]),
         ]
-
-    async def _wait(self, request: Request) -> Response:
-        """Answer once Kafka has what was committed before the position."""
-        query = request.query_params
-        try:
-            lsn, timeout_s = parse_lsn(query["lsn"]), float(query.get("timeout_s", "30"))
-        except (KeyError, ValueError):
-            return _answer(400, error="lsn is not a position such as 0/1A2B3C")
-        deadline = time.monotonic() + min(max(timeout_s, 0.0), WAIT_MAX_S)
-        while True:
-            delivered = self._runner.delivered_lsn()
-            if delivered is not None and delivered >= lsn:
-                return _answer(200, lsn=format_lsn(lsn), delivered=format_lsn(delivered))
-            if time.monotonic() >= deadline:
-                where = "nothing streams" if delivered is None else f"at {format_lsn(delivered)}"
-                return _answer(504, error=f"Kafka does not have {format_lsn(lsn)} yet: {where}")
-            await asyncio.sleep(_LOOK_S)
 
     async def _move(self, request: Request) -> Response:
         refused = refusal(request, self._token, section=SECTION)

@@ -4,7 +4,8 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import structlog
 import tenacity
@@ -38,6 +39,17 @@ LAST_SESSION_S = 30.0
 _AFTER_THE_START = {"on_divergence": "stop", "on_lost_records": "stop"}
 """Settings that accept a loss found at the start, and their values afterwards."""
 _GROWING = tenacity.wait_random_exponential(multiplier=0.2, max=3)
+
+
+class Delivered(NamedTuple):
+    """The LSN up to which Kafka has all that was committed, and the timeline that it is on.
+
+    `history`: each ancestor of the timeline -> the LSN at which it was left.
+    """
+
+    lsn: int
+    timeline: int
+    history: Mapping[int, int]
 
 
 class Backoff:
@@ -112,10 +124,12 @@ class Runner:
         """Tell whether this bridge has a session, or waits to take over another bridge's."""
         return self._session is not None or self._standing_by
 
-    def delivered_lsn(self) -> int | None:
+    def delivered(self) -> Delivered | None:
         """Return up to where Kafka has all that was committed; None while nothing streams."""
         session = self._session
-        return None if session is None else session.durable.end_lsn
+        if session is None:
+            return None
+        return Delivered(session.durable.end_lsn, session.server.timeline, session.history)
 
     def move(self, source: SourceSettings) -> None:
         """Move to other hosts, called by another thread: end this session, and open the next there.

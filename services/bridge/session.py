@@ -11,6 +11,7 @@ after a crash.
 
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -41,7 +42,10 @@ class Ending(Protocol):
 
 
 class Parts(NamedTuple):
-    """The parts of a session. `snapshot`: None if no rows of tables are to be read."""
+    """The parts of a session. `snapshot`: None if no rows of tables are to be read.
+
+    `history`: each ancestor of the server's timeline -> the LSN at which the server left it.
+    """
 
     primary: Primary
     connection: ReplicationConnection
@@ -52,6 +56,7 @@ class Parts(NamedTuple):
     liveness: Liveness
     pipeline: Pipeline
     snapshot: Snapshotter | None
+    history: Mapping[int, int]
 
 
 class Session:
@@ -84,6 +89,11 @@ class Session:
     def over(self) -> bool:
         """Whether the session is complete: only a snapshot was requested, and it is done."""
         return self._parts.snapshot is not None and self._parts.snapshot.over
+
+    @property
+    def history(self) -> Mapping[int, int]:
+        """Each ancestor of the server's timeline -> the LSN at which the server left it."""
+        return self._parts.history
 
     @property
     def durable(self) -> Position:

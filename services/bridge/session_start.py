@@ -277,7 +277,7 @@ class _Opening:
         self._announce(start, primary, timeline)
         return Parts(
             *(primary, connection, ledger, standby_status, heartbeat),
-            *(group_commit, liveness, pipeline, snapshot),
+            *(group_commit, liveness, pipeline, snapshot, agreed.seen.switch_points),
         )
 
     def _grouping(self) -> Callable[..., GroupCommit]:

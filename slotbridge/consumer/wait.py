@@ -1,41 +1,94 @@
-"""Read your writes: waits until Kafka has what was committed up to a position."""
+"""Read your writes: waits until Kafka, or the tables, have what was committed up to a position."""
 
 import json
+import math
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError, SlotbridgeError
+
+_OPERATION: Final = "wait for changes"
+_HAVE: Final = {"kafka": "Kafka does", "tables": "the tables do"}
 
 
-def wait_for(bridge_url: str, lsn: str, *, timeout_s: float = 30.0) -> None:
-    """Return once Kafka has everything that was committed before `lsn`.
+class Waited(NamedTuple):
+    """An answer: Kafka, or the tables, have all that was committed before the LSN.
 
-    bridge_url: of the bridge's HTTP port (`bridge.http_port`). lsn: as `SELECT
-    pg_current_wal_insert_lsn()` tells it after the COMMIT. Raise Retryable at the time-out, or
-    where the bridge does not answer.
+    `timeline`: the source's present timeline, None where it is not known. `parked`: source tables
+    that stay behind the others, and do not have it.
     """
-    query = urllib.parse.urlencode({"lsn": lsn, "timeout_s": timeout_s})
-    url = f"{bridge_url.rstrip('/')}/v1/wait?{query}"
+
+    timeline: int | None
+    parked: Sequence[str]
+
+
+def wait_for(
+    url: str,
+    lsn: str,
+    *,
+    within: Literal["kafka", "tables"] = "kafka",
+    timeline: int | None = None,
+    timeout_s: float = 30.0,
+) -> Waited:
+    """Return once Kafka has everything that was committed before `lsn`; or the tables, `within`.
+
+    url: of the bridge's HTTP port (`bridge.http_port`), for tables that of `slottables run`
+    (`tables.http_port`). lsn: as `SELECT pg_current_wal_insert_lsn()` tells it after the COMMIT.
+    timeline: that on which it was read. Raise Retryable at the time-out, or where nothing answers;
+    OperatorNeeded where the commit is lost by a failover; SettingsError for a wrong argument.
+    """
+    if not (math.isfinite(timeout_s) and timeout_s >= 0):
+        raise SettingsError(
+            f"timeout_s is {timeout_s}",
+            operation=_OPERATION,
+            hint="give a number of seconds such as 30",
+        )
+    asked = {"lsn": lsn, "in": within, "timeout_s": str(timeout_s)}
+    if timeline is not None:
+        asked["timeline"] = str(timeline)
+    address = f"{url.rstrip('/')}/v1/wait?{urllib.parse.urlencode(asked)}"
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s + 5):  # noqa: S310
-            return
+        with urllib.request.urlopen(address, timeout=timeout_s + 10) as answer:  # noqa: S310
+            found = _document(answer.read())
+            return Waited(found.get("timeline"), sorted(found.get("parked", ())))
     except urllib.error.HTTPError as error:
-        reason = _reason(error)
+        raise _refused(error, url, within) from error
     except OSError as error:
-        reason = str(error)
-    raise Retryable(
-        f"Kafka does not have the changes yet: {reason}",
-        operation="wait for changes",
-        subject=bridge_url,
-        hint="slotbridge status tells how far the bridge is",
+        raise _not_yet(str(error), url, within) from error
+
+
+def _refused(error: urllib.error.HTTPError, url: str, within: str) -> SlotbridgeError:
+    reason = str(_document(error.read()).get("error", error))
+    if error.code == 400:
+        return SettingsError(reason, operation=_OPERATION, subject=url)
+    if error.code == 409:
+        return OperatorNeeded(
+            reason,
+            operation=_OPERATION,
+            subject=url,
+            hint="a failover lost the commit: make the change again on the present primary",
+            exit_code=ExitCode.TIMELINE,
+        )
+    return _not_yet(reason, url, within)
+
+
+def _not_yet(reason: str, url: str, within: str) -> Retryable:
+    program = "slotbridge" if within == "kafka" else "slottables"
+    return Retryable(
+        f"{_HAVE.get(within, within)} not have the changes yet: {reason}",
+        operation=_OPERATION,
+        subject=url,
+        hint=f"`{program} status` tells how far it is",
         exit_code=ExitCode.DEADLINE,
     )
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _document(text: bytes) -> Mapping[str, Any]:
     try:
-        document = json.loads(error.read())
+        document = json.loads(text)
     except ValueError:
-        return str(error)
-    return str(document.get("error", error)) if isinstance(document, dict) else str(error)
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -18,6 +18,8 @@ from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.spark_work import watched
 from spark_consumers.epochs.stream import Stream
+from spark_consumers.epochs.wait_page import PATH as WAIT_PATH
+from spark_consumers.epochs.wait_page import KafkaLook, TablesWait
 from spark_consumers.failures import FOREIGN, ExecutorsLostError, translated
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.kafka.reader import TopicOffsets
@@ -47,7 +49,9 @@ def run_epochs(
     """
     require_readable(settings)
     metrics, tables = Metrics(), require(settings.tables, "tables")
-    metrics.serve(tables)
+    slot = None if settings.source is None else settings.source.slot
+    wait = TablesWait(metrics.state, KafkaLook(require(settings.kafka, "kafka"), slot))
+    metrics.serve(tables, {WAIT_PATH: wait})
     if tables.progress_deadline_ms:
         deadline_ms = tables.progress_deadline_ms + tables.trigger_interval_ms
         metrics.health.expect(deadline_ms / 1000)

@@ -3,7 +3,7 @@
 import math
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -18,6 +18,7 @@ from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.epochs.health import Health
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.table_metrics import TableMetrics
+from spark_consumers.epochs.wait_page import TablesState
 
 if TYPE_CHECKING:
     from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
@@ -41,7 +42,7 @@ class Metrics:
     _waiting_since_ms: int | None = None
 
     def __init__(self) -> None:
-        self.registry, self.health = CollectorRegistry(), Health()
+        self.registry, self.health, self.state = CollectorRegistry(), Health(), TablesState()
         self._epoch = self._gauge(
             "epoch", "Number of the last committed epoch, 0 before the first. NaN: not known yet."
         )
@@ -120,15 +121,20 @@ class Metrics:
         )
         build.labels(version(), platform.python_version()).set(1)
 
-    def serve(self, tables: TablesSettings) -> None:
-        """Answer /metrics; raise SetupError when the port is taken."""
+    def serve(
+        self, tables: TablesSettings, pages: Mapping[str, Callable[..., Iterable[bytes]]] = {}
+    ) -> None:
+        """Answer /metrics, and `pages` (path -> WSGI application).
+
+        Raise SetupError when the port is taken.
+        """
         if tables.http_port is None:
             return
         try:
             server, _ = start_http_server(
                 tables.http_port, tables.http_host, registry=self.registry
             )
-            server.set_app(self._with_probes(server.get_app()))
+            server.set_app(self._with_probes(server.get_app(), pages))
         except OSError as error:
             raise SetupError(
                 "the port of /metrics is taken",
@@ -141,14 +147,16 @@ class Metrics:
             "serving /metrics, /healthz and /readyz", host=tables.http_host, port=server.server_port
         )
 
-    def _with_probes(self, metrics: Any) -> Any:
-        """Return a WSGI application that answers /healthz and /readyz, and `metrics` the rest.
+    def _with_probes(self, metrics: Any, pages: Mapping[str, Any]) -> Any:
+        """Return a WSGI application: /healthz, /readyz, the paths of `pages`, `metrics` the rest.
 
         `epochs.health` says when they pass.
         """
 
         def answer(environ: dict[str, Any], start: Any) -> Any:
-            path = environ.get("PATH_INFO")
+            path = environ.get("PATH_INFO", "")
+            if path in pages:
+                return pages[path](environ, start)
             if path not in ("/healthz", "/readyz"):
                 return metrics(environ, start)
             passed, text = self.health.answer(path)
@@ -162,12 +170,14 @@ class Metrics:
         """Record the last epoch at the start, as `_epochs` tells it, and the tables there are."""
         self._epoch.set(record.epoch)
         self._lsn.set(max(record.commit_lsn, 0))
+        self.state.commit_lsn, self.state.offset = record.commit_lsn, record.transaction_offset or 0
         for name in tables:
             self._tables.rows.labels(name)
         self.health.known()
 
     def parked(self, tables: Mapping[str, "ParkedTable"]) -> None:
         """Record which tables are parked."""
+        self.state.parked = {name: found.parked.described() for name, found in tables.items()}
         self.health.remark = self._tables.parked(tables)
 
     def done(self, report: EpochReport) -> None:
@@ -181,8 +191,13 @@ class Metrics:
                 self._writes.labels(table.way).inc()
         self._epoch.set(report.epoch)
         self._lsn.set(report.commit_lsn)
+        self.state.commit_lsn = report.commit_lsn
         self._seconds.observe(report.seconds)
         self.health.got_on()
+
+    def read_to(self, offset: int) -> None:
+        """Note that the tables have all transactions before an offset of their topic."""
+        self.state.offset = offset
 
     def batch(self, durations_ms: Mapping[str, int], records: int, behind: float) -> None:
         """Record what Spark reports of a micro-batch."""

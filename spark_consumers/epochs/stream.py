@@ -166,6 +166,7 @@ class Stream:
             while self._bring():
                 pass
             self._read_to = end
+            self._metrics.read_to(end)
         except BaseException as error:
             if not isinstance(error, _EndedError):
                 self._failure = error

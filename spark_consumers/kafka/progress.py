@@ -1,7 +1,7 @@
 """Reads the bridge's last progress record: up to where Kafka has events, and of which server."""
 
 from schemas.errors import ExitCode, Retryable
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import SETTLING_KEY_PREFIX, ProgressRecord, progress_topic
 from schemas.settings import KafkaSettings
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.small_topic_tail import SmallTopicTail
@@ -11,9 +11,9 @@ _OFFSETS_MAX = 4_000
 
 
 class ProgressTail:
-    """The records of one slot in `<prefix>.progress`."""
+    """The records of one slot in `<prefix>.progress`; of any slot where it is None."""
 
-    def __init__(self, kafka: KafkaSettings, topics: TopicOffsets, slot: str) -> None:
+    def __init__(self, kafka: KafkaSettings, topics: TopicOffsets, slot: str | None) -> None:
         self._kafka = kafka
         self._topics = topics
         self._slot = slot
@@ -35,7 +35,7 @@ class ProgressTail:
             raise Retryable(
                 "Kafka has not a progress record of the slot",
                 operation="read Kafka",
-                subject=f"slot {self._slot}, topic {self._tail.topic}",
+                subject=f"slot {self._slot or 'of the bridge'}, topic {self._tail.topic}",
                 hint="source.slot and kafka.topic_prefix must be the bridge's",
                 exit_code=ExitCode.NOT_JUDGED,
             )
@@ -47,5 +47,7 @@ class ProgressTail:
 
     def _take(self) -> None:
         for record in self._tail.new():
-            if record.key == self._slot.encode():
+            key = record.key or b""
+            others = key.startswith(SETTLING_KEY_PREFIX)
+            if key == self._slot.encode() if self._slot is not None else not others:
                 self._last = self._tail.parsed(record, ProgressRecord)

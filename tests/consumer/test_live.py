@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from schemas.errors import Retryable
+from schemas.errors import Retryable, SettingsError
 from services.testbed.ports import free_port
 from slotbridge.consumer import Position, Transactions, wait_for
 from tests.bridge.conftest import NewBridge
@@ -165,13 +165,16 @@ def test_a_writer_waits_until_kafka_has_its_changes(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for number in range(5):
             connection.execute("INSERT INTO pgbench_accounts VALUES (%s, 0)", [number])
-            row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            row = connection.execute(
+                "SELECT pg_current_wal_insert_lsn()::text, ('x' || substr(pg_walfile_name("
+                "pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int"
+            ).fetchone()
             assert row is not None
-            wait_for(url, row[0])
+            assert wait_for(url, row[0], timeline=row[1]).timeline == row[1]
             assert len([*bridge.events("pgbench_accounts")]) == number + 1
         with pytest.raises(Retryable, match="does not have FFFFFFFF/0 yet: at"):
             wait_for(url, "FFFFFFFF/0", timeout_s=0.1)
-        with pytest.raises(Retryable, match="not a position"):
+        with pytest.raises(SettingsError, match="not a position"):
             wait_for(url, "here", timeout_s=0.1)
     assert bridge.stop() == 0, bridge.output
     with pytest.raises(Retryable):

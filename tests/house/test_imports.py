@@ -70,6 +70,7 @@ PURE = (
     *(f"services.bridge.events.values.{name}" for name in ("datetimes", "intervals", "plain")),
     "schemas.snapshot",
     *(f"slotbridge.consumer.{name}" for name in ("assembly", "position", "records")),
+    "schemas.wait",
     *(
         f"services.bridge.snapshot.{name}"
         for name in (
@@ -180,6 +181,7 @@ LAYERS = {
                 ("session",),
                 ("session_start",),
                 ("runner",),
+                ("wait_page",),
             ),
             (
                 *("control", "doctor", "publication", "status", "tail", "teardown"),

@@ -1,0 +1,171 @@
+"""GET /v1/wait of `slottables run`: when the tables have what was committed before an LSN."""
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from schemas.errors import OperatorNeeded, Retryable, SettingsError
+from schemas.events import ProgressRecord, progress_topic
+from schemas.lsn import format_lsn
+from schemas.settings import KafkaSettings
+from schemas.tables import TablesSettings
+from schemas.wait import WAITERS_MAX
+from services.testbed.ports import free_port
+from slotbridge.consumer import wait_for
+from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
+from spark_consumers.epochs.metrics import Metrics
+from spark_consumers.epochs.wait_page import PATH, KafkaLook, KafkaState, TablesWait
+from spark_consumers.iceberg.parked import Parked
+from tests.providers.interface import Broker
+from tests.providers.waiting import eventually
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable
+from tests.spark_consumers.test_job import Running
+
+ONE = SourceTable("one", {"id": ("int4", -1), "v": ("text", -1)})
+
+
+class NoKafka(KafkaLook):
+    """Kafka's state as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__(KafkaSettings(bootstrap_servers="none:1", topic_prefix="p"), None)
+        self.found: KafkaState | None = None
+        self.failure = "none"
+
+    def state(self) -> KafkaState | None:
+        return self.found
+
+
+class Page:
+    """The page of a run without Spark."""
+
+    def __init__(self, folder: Path) -> None:
+        self.metrics = Metrics()
+        self.kafka = NoKafka()
+        self.wait = TablesWait(self.metrics.state, self.kafka)
+        self.port = free_port()
+        settings = TablesSettings(warehouse=str(folder), http_port=self.port, http_host="127.0.0.1")
+        self.metrics.serve(settings, {PATH: self.wait})
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def get(self, query: str) -> tuple[int, dict[str, Any]]:
+        """The status and the document."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{PATH}?{query}", timeout=20) as found:
+                return found.status, json.loads(found.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    return Page(tmp_path)
+
+
+def test_the_record_of_epochs_or_kafkas_progress_answers(page: Page) -> None:
+    status, document = page.get("lsn=0/64&timeout_s=0.1")
+    assert status == 504 and "their state is not known yet" in document["error"]
+    page.metrics.begun(EpochRecord(3, 90, 0, {}, 7, {}), [])
+    status, document = page.get("lsn=0/64&timeout_s=0.1")
+    assert status == 504 and "at 0/5A" in document["error"]
+    assert page.get("lsn=0/5A")[1] == {
+        "lsn": "0/5A",
+        "in": "tables",
+        "reached": "0/5A",
+        "timeline": None,
+        "parked": {},
+    }
+    page.kafka.found = KafkaState(100, 3, {1: 50}, 9)
+    assert page.get("lsn=0/64&timeout_s=0.1")[0] == 504, "not read that far"
+    page.metrics.read_to(9)
+    assert page.get("lsn=0/64")[1]["timeline"] == 3, "nothing was committed in between"
+    assert page.get("lsn=0/65&timeout_s=0.1")[0] == 504
+
+
+def test_parked_tables_and_lost_commits_are_told(page: Page) -> None:
+    page.metrics.begun(EpochRecord(3, 100, 0, {}, 7, {}), [])
+    page.kafka.found = KafkaState(100, 3, {1: 50}, 9)
+    note = Parked(1, 0x10, 0x20, 7, "no value fits", "mend it")
+    page.metrics.parked({"public.z": ParkedTable(note, None, 3, 0)})
+    parked = page.get("lsn=0/64&in=tables&timeline=3")[1]["parked"]
+    assert parked["public.z"]["has"] == "0/10"
+    assert wait_for(page.url, "0/64", within="tables") == (3, ["public.z"])
+    with pytest.raises(OperatorNeeded, match="timeline 1 was left at 0/32"):
+        wait_for(page.url, "0/33", within="tables", timeline=1)
+    with pytest.raises(Retryable, match="the tables do not have the changes yet"):
+        wait_for(page.url, "0/64", within="tables", timeline=4, timeout_s=0.1)
+    with pytest.raises(SettingsError, match=r"bridge\.http_port"):
+        wait_for(page.url, "0/64")
+    assert page.get("lsn=0/64&in=both")[0] == 400
+    status, document = page.get("lsn=0/64&timeout_s=nan")
+    assert status == 400 and "timeout_s" in document["error"]
+    with urllib.request.urlopen(f"{page.url}/metrics", timeout=20) as found:
+        assert b"slottables_epoch 3.0" in found.read()
+
+
+def test_waiters_are_capped_and_a_client_that_is_gone_ends_its_wait(page: Page) -> None:
+    clients = []
+    for _ in range(WAITERS_MAX):
+        client = socket.create_connection(("127.0.0.1", page.port))
+        client.sendall(f"GET {PATH}?lsn=FFFF/0&timeout_s=60 HTTP/1.1\r\n\r\n".encode())
+        clients.append(client)
+    eventually(lambda: page.wait.waiters == WAITERS_MAX, what="all wait", timeout_s=30)
+    assert page.get("lsn=0/1")[0] == 503
+    for client in clients:
+        client.close()
+    eventually(lambda: page.wait.waiters == 0, what="none waits", timeout_s=30)
+
+
+def tell_progress(pipeline: Pipeline, kafka: Broker, end_lsn: int) -> None:
+    """A record of progress, as the bridge writes it also while nothing is committed."""
+    topic = progress_topic(pipeline.kafka.topic_prefix)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    if topic not in admin.list_topics(timeout=30).topics:
+        for future in admin.create_topics([NewTopic(topic, num_partitions=1)]).values():
+            future.result(30)
+    record = ProgressRecord(
+        slot="slotbridge",
+        system_identifier="1",
+        timeline=2,
+        commit_lsn=0,
+        end_lsn=end_lsn,
+        seq=0,
+        ts_ms=1,
+        history={1: 500},
+    )
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce(topic, record.model_dump_json(), "slotbridge")
+    assert producer.flush(30) == 0
+
+
+def test_a_writer_waits_until_the_tables_have_its_rows(
+    new_pipeline: NewPipeline, kafka: Broker
+) -> None:
+    port = free_port()
+    pipeline = new_pipeline(http_port=port)
+    pipeline.publisher.announce(ONE)
+    url = f"http://127.0.0.1:{port}"
+    with Running(pipeline) as run:
+        for number in range(3):
+            with pipeline.publisher.transaction() as t:
+                t.insert(ONE, {"id": number, "v": "v"})
+            lsn = pipeline.publisher.commit_lsn + 8
+            tell_progress(pipeline, kafka, lsn)
+            found = wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=120)
+            assert found == (2, [])
+            assert len(pipeline.rows("one")) == number + 1, "no later transaction was needed"
+            run.sound()
+        with pytest.raises(Retryable, match="the tables do not have"):
+            wait_for(url, format_lsn(lsn + 1), within="tables", timeout_s=1)
+        with pytest.raises(OperatorNeeded, match="is lost"):
+            wait_for(url, format_lsn(lsn), within="tables", timeline=1)
