@@ -7,6 +7,8 @@ Names and properties are those of Confluent's AvroConverter, so that it reads th
     int8, int16      int with connect.type
     Decimal          bytes with the logical type decimal
     map              map; with keys that are not strings, an array of records (key, value)
+
+A field whose name is adjusted has its column's as `slotbridge.column`, which the converter ignores.
 """
 
 import io
@@ -23,8 +25,10 @@ from services.bridge.events.errors import UnfitValue
 from services.bridge.events.formats import connect, wire
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.names import adjusted, adjusted_column, adjusted_fields
+from services.bridge.events.formats.row_json import document_of
 
 REGISTRY_TYPE: Final = "AVRO"
+COLUMN: Final = "slotbridge.column"
 Convert = Callable[[Any], Any]
 _KINDS: Final = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
 _NARROW: Final = ("int8", "int16")
@@ -66,7 +70,7 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
         out = io.BytesIO()
         out.write(head)
         try:
-            write(out, parsed, convert(json.loads(text)), strict=True)
+            write(out, parsed, convert(document_of(text)), strict=True)
         except (ValueError, TypeError, OverflowError, LookupError) as error:
             raise UnfitValue(f"Avro can't hold it ({type(error).__name__})") from error
         return out.getvalue()
@@ -130,7 +134,8 @@ def _record(schema: Schema, defined: set[str]) -> Any:
         return name
     defined.add(name)
     fields = [
-        _field(name, field, defined) for name, (_, field) in adjusted_fields(schema, "Avro").items()
+        _field(name, field, defined) | ({} if column == name else {COLUMN: column})
+        for name, (column, field) in adjusted_fields(schema, "Avro").items()
     ]
     namespace, _, last = name.rpartition(".")
     found = {"type": "record", "name": last, "namespace": namespace, "fields": fields}

@@ -11,7 +11,6 @@ Fields of Debezium's own structs are numbered in their order. A column's number 
 it stays when other columns come, go or change places, so that no reader takes one for another.
 """
 
-import json
 from base64 import b64decode
 from collections.abc import Callable
 from typing import Any, Final
@@ -27,6 +26,7 @@ from services.bridge.events.formats import connect, wire
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.names import adjusted, adjusted_fields
 from services.bridge.events.formats.proto_text import proto_text
+from services.bridge.events.formats.row_json import document_of
 
 REGISTRY_TYPE: Final = "PROTOBUF"
 Convert = Callable[[Any], Any]
@@ -96,7 +96,7 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
 
     def serialize(text: str) -> bytes:
         try:
-            return head + made(**convert(json.loads(text))).SerializeToString()
+            return head + made(**convert(document_of(text))).SerializeToString()
         except (ValueError, TypeError, OverflowError, LookupError) as error:
             raise UnfitValue(f"Protobuf can't hold it ({type(error).__name__})") from error
 
