@@ -51,7 +51,7 @@ class Known:
     def register(self, _subject: str, _schema: str, _kind: str, _wait: Callable[[], None]) -> int:
         return 1
 
-    def schema(self, _schema_id: int, _wait: Callable[[], None]) -> str:
+    def schema_text(self, _schema_id: int, _wait: Callable[[], None]) -> str:
         raise LookupError("nobody asks")
 
 

@@ -49,7 +49,7 @@ class KafkaSettings(BaseModel):
     value_format: Format = "json"
     """How values of tables' records are written. `json_schema_envelope`: with their schema, as
     Connect's JsonConverter with schemas.enable=true; `json_schema`, `avro`, `protobuf`: with a
-    schema registry (section `registry`). `slottables` reads only `json`."""
+    schema registry (section `registry`)."""
     key_bytes: Literal["own", "connect"] = "own"
     """`connect`: for topics taken over from Debezium whose keys have schemas (docs/ADOPT.md). A key
     has the bytes that Kafka Connect gives it, with the schema, or its id in the registry, that the

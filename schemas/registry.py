@@ -28,7 +28,8 @@ class RegistrySettings(BaseModel):
     `topic_record`: `<topic>-<record>`, which tables that share a topic need."""
     deadline_ms: int = Field(10_000, ge=1_000, le=60_000)
     """How long a session waits for the registry when a table has a new shape. After that the
-    session ends, and the next one waits until the registry answers again."""
+    session ends, and the next one waits until the registry answers again. A task of `slottables`
+    waits as long for a schema; after that `run` ends with exit code 17."""
 
     @model_validator(mode="after")
     def _whole(self) -> "RegistrySettings":

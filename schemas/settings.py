@@ -2,7 +2,7 @@
 
     source:    the PostgreSQL pair, slot, publication          slotbridge, slottables verify
     kafka:     brokers, topic names, formats                   slotbridge, slottables
-    registry:  the schema registry of formats that need one    slotbridge
+    registry:  the schema registry of formats that need one    slotbridge, slottables
     bridge:    group commit, limits, deadlines                 slotbridge
     shaping:   what is published, how, to which topics         slotbridge, slottables
     claim_check: where large values are stored                 slotbridge

@@ -91,6 +91,7 @@ class _Blame:
         self._naming = Naming(self._kafka.topic_prefix, settings.shaping)
         self._topics = TopicOffsets(self._kafka)
         self._tables = Tables(self._kafka, self._settings)
+        self._reader = EventReader(spark, self._kafka, self._topics, settings.registry)
 
     def versions(self, name: str, key: Sequence[str]) -> list[Version]:
         record = self._last_epoch()
@@ -167,7 +168,7 @@ class _Blame:
         starts, ends = self._topics.first(partitions), self._topics.stable(partitions)
         if any(starts[topic].values()):
             log.warning("earlier versions are not shown: Kafka lacks their events", table=name)
-        records = EventReader(self._spark, self._kafka, self._topics).records(starts, ends)
+        records = self._reader.records(starts, ends)
         events = changes.own_events(changes.events(records, NEVER, upto_lsn, whole=True), topic)
         events = events.where(changes.IS_EVENT)
         return changes.after(events, since._replace(seq=since.seq - 1))

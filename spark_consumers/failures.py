@@ -20,6 +20,7 @@ from schemas.errors import (
     SlotbridgeError,
 )
 from spark_consumers.events.changes import REFUSED
+from spark_consumers.formats.registry_failure import failure_in
 
 FOREIGN = (PySparkException, Py4JError)
 _REFUSAL = re.compile(
@@ -51,6 +52,9 @@ def translated(error: Exception, operation: str) -> SlotbridgeError:
     refusal = _REFUSAL.search(text)
     if refusal:
         return _refused(refusal, operation)
+    registry = failure_in(text, operation)
+    if registry is not None:
+        return registry
     for pattern, kind, code, message, hint in _KNOWN:
         if re.search(pattern, text):
             return kind(message, operation=operation, hint=hint, exit_code=code)
@@ -210,6 +214,14 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         ExitCode.SERVER_UNREACHABLE,
         "the Iceberg catalog does not answer",
         "check tables.catalog_uri, and the log of the catalog's server",
+    ),
+    (
+        r"ModuleNotFoundError: No module named|PYTHON_VERSION_MISMATCH|Cannot run program .*python",
+        SetupError,
+        ExitCode.PROGRAM_MISSING,
+        "Spark's executors lack Python, or the package slotbridge in it",
+        "Avro and Protobuf are read by Python: install slotbridge[spark] on Spark's workers, and"
+        " name that Python in PYSPARK_PYTHON (docs/TABLES.md)",
     ),
     (
         r"Failed to find data source: kafka|ClassNotFoundException|Cannot find catalog plugin"

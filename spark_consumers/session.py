@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
 
 CATALOG = "slotbridge"
+_PYTHON = "PYSPARK_PYTHON"
+"""The variable that names the Python of the tasks which read Avro and Protobuf."""
 _CATALOGS = "spark.sql.catalog."
 _EXTENSIONS = "spark.sql.extensions"
 _OURS = ("org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",)
@@ -43,6 +46,8 @@ _PREFERRED = {
     # What the pages of Spark and its plans must not show: a client's key and its login as well.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore[.]key|jaas",
     "spark.sql.redaction.options.regex": "(?i)secret|password|token|keystore[.]key|jaas|url",
+    # Records of Avro and Protobuf in a batch for Python; a row may be large.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     # Each select is planned once for each batch; its text would only fill the driver's memory.
     "spark.sql.ui.retainedExecutions": "1",
 }
@@ -78,7 +83,10 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
     SIGINT's handler stays as it was. Raise SetupError (PROGRAM_MISSING) when Java does not start.
     """
     _make_private(local_folder(tables))
-    options = session_options(tables, kafka, _submitted())
+    submitted = _submitted()
+    options = session_options(tables, kafka, submitted)
+    if submitted is None and options["spark.master"].startswith("local"):
+        os.environ.setdefault(_PYTHON, sys.executable)
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if main else None
     builder = SparkSession.builder

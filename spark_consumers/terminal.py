@@ -31,20 +31,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout."
 
 
 def readable(settings: Settings) -> KafkaSettings:
-    """Return the section `kafka`. Raise SettingsError for formats that the tables can't read."""
+    """Return the section `kafka`. Raise SettingsError for records that the tables can't read."""
     kafka = require(settings.kafka, "kafka")
-    for key in ("key_format", "value_format"):
-        if (found := getattr(kafka, key)) != "json":
-            raise SettingsError(
-                f"slottables reads plain JSON, and kafka.{key} is {found}",
-                operation="read settings",
-                subject=f"topics {kafka.topic_prefix}.*",
-                hint="set both formats to json; give readers of other formats a bridge of their "
-                "own, with another slot and topic prefix",
-            )
     if kafka.cloudevents == "structured":
         raise SettingsError(
-            "slottables reads plain JSON, and kafka.cloudevents is structured",
+            "slottables reads no structured CloudEvents, and kafka.cloudevents is structured",
             operation="read settings",
             subject=f"topics {kafka.topic_prefix}.*",
             hint="set kafka.cloudevents to binary, or give readers of structured CloudEvents a "

@@ -14,7 +14,7 @@ registry that is restored from an older copy may give a schema another id: each 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
@@ -30,12 +30,17 @@ _ATTEMPT_S: Final = 5
 _PAUSE_S: Final = 0.5
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 _CONFLICT, _INVALID = 409, 422
+_NO_SCHEMA: Final = 40403
+"""The registry's own code; a 404 without it may be a proxy's."""
 _PASSING: Final = (408, 429)
 _TRANSITIVE: Final = "_TRANSITIVE"
 _SERVER_ERROR: Final = 500
 _NO_ANSWER: Final = (ValueError, LookupError, TypeError, AttributeError)
 """What the client raises for an answer that is not a registry's."""
 _REASON_CHARACTERS_MAX: Final = 500
+
+
+_Answer = TypeVar("_Answer")
 
 
 class SchemaRegistry:
@@ -83,12 +88,26 @@ class SchemaRegistry:
         known = self._ids.get((subject, schema))
         if known is not None:
             return known
+        found = self._waited(lambda: self._register(subject, schema, kind), while_waiting)
+        self._ids[subject, schema] = found
+        logger.info("schema registered", subject=subject, id=found)
+        return found
+
+    def schema(self, schema_id: int) -> tuple[str, str] | None:
+        """Return kind (AVRO, JSON, PROTOBUF) and text of a schema; None: the registry lacks it.
+
+        Wait for the registry. Raise Retryable after the deadline, SetupError for credentials.
+        """
+        return self._waited(lambda: self._schema(schema_id), lambda: None)
+
+    def _waited(self, ask: Callable[[], _Answer], while_waiting: Callable[[], None]) -> _Answer:
+        """Ask the registry until it answers; raise the last Retryable after the deadline."""
         deadline = time.monotonic() + self._settings.deadline_ms / 1000
         told = False
         while True:
             while_waiting()
             try:
-                found = self._register(subject, schema, kind)
+                return ask()
             except Retryable as error:
                 if time.monotonic() > deadline:
                     raise
@@ -96,12 +115,22 @@ class SchemaRegistry:
                     told = True
                     logger.warning("waiting for the schema registry", reason=str(error))
                 time.sleep(_PAUSE_S)
-            else:
-                self._ids[subject, schema] = found
-                logger.info("schema registered", subject=subject, id=found)
-                return found
 
-    def schema(self, schema_id: int, while_waiting: Callable[[], None] = lambda: None) -> str:
+    def _schema(self, schema_id: int) -> tuple[str, str] | None:
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        with self._explained("ask for a schema", ""):
+            try:
+                found = self._client.get_schema(schema_id)
+            except SchemaRegistryError as error:
+                if error.error_code == _NO_SCHEMA:
+                    return None
+                raise
+            if found.schema_str is None:
+                raise ValueError("an answer without a schema")
+            return str(found.schema_type or "AVRO"), found.schema_str
+
+    def schema_text(self, schema_id: int, while_waiting: Callable[[], None] = lambda: None) -> str:
         """Return the schema with this id, which never changes.
 
         Raise Retryable where the registry does not answer, SetupError where it lacks the id.

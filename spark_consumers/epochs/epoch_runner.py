@@ -67,7 +67,7 @@ class EpochRunner:
         self._ledger = Ledger(self._tables.namespace, self._settings)
         self._topics = topics = TopicOffsets(kafka, patience_s=PATIENCE_S)
         whole = self._settings.on_bad_event == "quarantine"
-        self._reader = EventReader(spark, kafka, topics, whole=whole)
+        self._reader = EventReader(spark, kafka, topics, settings.registry, whole=whole)
         parks = self._settings.on_refused_table == "park"
         self._shapes = ShapeLog(kafka, topics, self._naming, self._follows, keeps_refused=parks)
         self._divergences = Divergences(kafka, topics)

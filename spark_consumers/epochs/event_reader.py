@@ -10,9 +10,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
+from schemas.registry import RegistrySettings
 from schemas.settings import KafkaSettings
 from spark_consumers.epochs.topic_summary import TopicSummary, summarize
 from spark_consumers.events import changes
+from spark_consumers.kafka.formats import as_plain_json
 from spark_consumers.kafka.reader import Offsets, TopicOffsets, reader_options
 from spark_consumers.kafka.transactions import Cut
 
@@ -74,10 +76,12 @@ class EventReader:
         spark: SparkSession,
         kafka: KafkaSettings,
         topics: TopicOffsets,
+        registry: RegistrySettings | None,
         *,
         whole: bool = False,
     ) -> None:
-        """Read events from Kafka; with `whole`, the events keep their text."""
+        """Read events from Kafka, in its formats; with `whole`, the events keep their text."""
+        self._registry = registry
         self._whole = whole
         self._spark = spark
         self._kafka = kafka
@@ -231,9 +235,9 @@ class EventReader:
         }, settled
 
     def records(self, starts: Offsets, ends: Offsets) -> DataFrame:
-        """Return the committed records of topics between offsets."""
+        """Return the committed records of topics between offsets, in plain JSON."""
         topics = {topic: sorted(numbers) for topic, numbers in starts.items() if numbers}
-        return (
+        found = (
             self._spark.read.format("kafka")
             .options(**reader_options(self._kafka))
             .option("kafka.group.id", f"slottables-{self._kafka.topic_prefix}")
@@ -243,6 +247,7 @@ class EventReader:
             .option("failOnDataLoss", "true")
             .load()
         )
+        return as_plain_json(found, self._kafka, self._registry)
 
 
 def _short(

@@ -59,7 +59,7 @@ class _Witness:
         self._naming = Naming(kafka.topic_prefix, settings.shaping)
         self._tables = Tables(kafka, self._settings)
         topics = TopicOffsets(kafka)
-        self._reader = EventReader(spark, kafka, topics)
+        self._reader = EventReader(spark, kafka, topics, settings.registry)
         self._shapes = ShapeLog(kafka, topics, self._naming, lambda _: True)
         self._ledger = Ledger(self._tables.namespace, self._settings)
 

@@ -19,6 +19,7 @@ class _Answers(BaseHTTPRequestHandler):
     bodies: ClassVar[list[bytes]] = []
     by_path: ClassVar[dict[str, tuple[int, object]]] = {}
     """Path -> status and document, in place of `bodies`."""
+    status: ClassVar[int] = 200
 
     def do_GET(self) -> None:
         self._answer()
@@ -28,7 +29,7 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        status = 200
+        status = self.status
         if self.by_path:
             path = self.path.partition("?")[0]
             status, document = self.by_path.get(path, (404, {"error_code": 40401, "message": ""}))
@@ -127,3 +128,34 @@ def refusal(settings: RegistrySettings) -> SetupError:
         registry.close()
     assert raised.value.exit_code == ExitCode.SCHEMA_REFUSED
     return raised.value
+
+
+def test_a_schema_is_read_by_its_id(settings: RegistrySettings) -> None:
+    _Answers.bodies = [b'{"schema": "message A {}", "schemaType": "PROTOBUF"}']
+    registry = SchemaRegistry(settings)
+    assert registry.schema(7) == ("PROTOBUF", "message A {}")
+    _Answers.bodies = [b'{"schema": "\\"string\\""}']
+    assert registry.schema(8) == ("AVRO", '"string"')
+    registry.close()
+
+
+@pytest.mark.parametrize("page", [b"<html>log in</html>", b"[]", b"{}", b""])
+def test_a_page_in_place_of_a_schema_is_waited_for(settings: RegistrySettings, page: bytes) -> None:
+    _Answers.bodies = [page]
+    registry = SchemaRegistry(settings)
+    with pytest.raises(Retryable, match="not that of a schema registry"):
+        registry.schema(7)
+    registry.close()
+
+
+def test_only_the_registrys_own_code_says_that_it_lacks_a_schema(
+    settings: RegistrySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Answers, "status", 404)
+    registry = SchemaRegistry(settings)
+    _Answers.bodies = [b'{"error_code": 40403, "message": "Schema not found"}']
+    assert registry.schema(7) is None
+    _Answers.bodies = [b"<html>not found</html>"]
+    with pytest.raises(SetupError, match="404"):
+        registry.schema(7)
+    registry.close()

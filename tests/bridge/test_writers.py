@@ -80,7 +80,7 @@ class Known:
     ) -> int:
         return 0xC3_28_7F_80
 
-    def schema(self, _schema_id: int, _while_waiting: Callable[[], None]) -> str:
+    def schema_text(self, _schema_id: int, _while_waiting: Callable[[], None]) -> str:
         raise LookupError("nobody asks")
 
 

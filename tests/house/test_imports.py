@@ -35,6 +35,7 @@ ALLOWED = {
     "services.demo": {"schemas", "services.runtime", "services.testbed", "services.demo"},
     "spark_consumers": {"schemas", "services.runtime.tracing", "spark_consumers"},
     "spark_consumers.epochs.tracing": {"services.runtime.otlp"},
+    "spark_consumers.kafka.formats": {"services.kafka.schema_registry"},
     "benchmarks": {
         *("schemas", "services.testbed", "services.bridge", "services.demo", "spark_consumers"),
         "benchmarks",
@@ -162,7 +163,7 @@ PURE = (
     ),
     "services.demo.comparison",
     "spark_consumers.epochs.topic_summary",
-    "spark_consumers.events",
+    *("spark_consumers.events", "spark_consumers.formats"),
     *("spark_consumers.audit.audited_table", "spark_consumers.audit.report"),
     *("spark_consumers.iceberg.layout", "spark_consumers.iceberg.rebuild_note"),
     "spark_consumers.restore.values",
@@ -196,7 +197,8 @@ LAYERS = {
         ("cli",),
     ),
     "spark_consumers": (
-        *(("java", "session", "sql", "key_index", "executor", "status"), ("events",)),
+        ("java", "session", "sql", "key_index", "executor", "status", "formats"),
+        ("events",),
         *(("failures", "kafka"), ("iceberg",), ("epochs",), ("blame", "verify", "operations")),
         *(("restore", "audit", "terminal"), ("command",), ("submit",)),
     ),

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
+from schemas.registry import RegistrySettings
 from schemas.settings import KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
 from schemas.tables import TablesSettings
@@ -177,8 +178,8 @@ NewPipeline = Callable[..., Pipeline]
 def new_pipeline(
     spark: SparkSession, kafka: Broker, topic_prefix: str, warehouse: Path
 ) -> Iterator[NewPipeline]:
-    """`new_pipeline(conninfo=…, publication="p", shaping={}, **tables_settings)`, also `slot`:
-    nothing is published yet."""
+    """`new_pipeline(conninfo=…, publication="p", shaping={}, **tables_settings)`, also `slot`,
+    `formats` (of kafka), `registry`: nothing is published yet."""
 
     made: list[Pipeline] = []
 
@@ -187,6 +188,8 @@ def new_pipeline(
         publication: str = "p",
         slot: str = "slotbridge",
         shaping: dict[str, Any] | None = None,
+        formats: dict[str, Any] | None = None,
+        registry: dict[str, Any] | None = None,
         **tables: Any,
     ) -> Pipeline:
         shaped = ShapingSettings.model_validate(shaping or {})
@@ -195,8 +198,11 @@ def new_pipeline(
                 {"conninfo": conninfo, "publication": publication, "slot": slot}
             ),
             kafka=KafkaSettings(
-                bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix
+                bootstrap_servers=kafka.bootstrap_servers,
+                topic_prefix=topic_prefix,
+                **(formats or {}),
             ),
+            registry=RegistrySettings.model_validate(registry) if registry else None,
             shaping=shaped,
             tables=TablesSettings.model_validate(
                 {

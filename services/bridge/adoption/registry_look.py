@@ -48,9 +48,9 @@ class RegistryLook:
         self._new[subject, schema] = found
         return found
 
-    def schema(self, schema_id: int, while_waiting: Callable[[], None] = lambda: None) -> str:
+    def schema_text(self, schema_id: int, while_waiting: Callable[[], None] = lambda: None) -> str:
         """Return the schema with this id. Raise SlotbridgeError where the registry lacks it."""
-        return self._texts.get(schema_id) or self._registry.schema(schema_id, while_waiting)
+        return self._texts.get(schema_id) or self._registry.schema_text(schema_id, while_waiting)
 
     def _refused(self, subject: str, error: SetupError) -> OperatorNeeded:
         return OperatorNeeded(

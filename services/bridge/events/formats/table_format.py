@@ -42,7 +42,7 @@ class Registry(Protocol):
     def register(
         self, subject: str, schema: str, kind: str, while_waiting: Callable[[], None], /
     ) -> int: ...
-    def schema(self, schema_id: int, while_waiting: Callable[[], None], /) -> str: ...
+    def schema_text(self, schema_id: int, while_waiting: Callable[[], None], /) -> str: ...
 
 
 class Rendering(Protocol):
@@ -193,7 +193,7 @@ class Formats:
     def _schema_text(self, schema_id: int) -> str:
         if self._registry is None:
             raise ValueError("a schema's id needs a schema registry")
-        return self._registry.schema(schema_id, self._while_waiting)
+        return self._registry.schema_text(schema_id, self._while_waiting)
 
     def _part(
         self, form: Format, schema: Schema, topic: str, part: str

@@ -1,0 +1,27 @@
+"""A failure of the schema registry, told by an executor through an error of Spark."""
+
+import json
+import re
+from typing import Final
+
+from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+
+_MARK: Final = "slottables can't ask the schema registry"
+_TOLD: Final = re.compile(re.escape(_MARK) + r" (\{.*\})")
+
+
+def failure_text(error: SlotbridgeError) -> str:
+    """Return the text of an error to raise on an executor."""
+    fields = {"message": error.message, "subject": error.subject, "hint": error.hint}
+    return f"{_MARK} {json.dumps(fields | {'exit_code': int(error.exit_code)})}"
+
+
+def failure_in(text: str, operation: str) -> SlotbridgeError | None:
+    """Return the error that `failure_text` wrote somewhere in what Spark says, None without one."""
+    found = _TOLD.search(text)
+    if found is None:
+        return None
+    fields = json.loads(found[1])
+    code = ExitCode(fields.pop("exit_code"))
+    kind = Retryable if code == ExitCode.REGISTRY_UNREACHABLE else SetupError
+    return kind(fields.pop("message"), operation=operation, exit_code=code, **fields)
