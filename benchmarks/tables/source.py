@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -17,6 +17,7 @@ TABLE = "accounts"
 TOPIC = f"{PREFIX}.public.{TABLE}"
 PARTITIONS = 2
 ROWS_A_TRANSACTION = 10
+Serialize = Callable[[str], bytes]
 _COLUMNS = (("aid", "int4"), ("bid", "int4"), ("abalance", "int4"), ("filler", "text"))
 _FILLER = "x" * 40
 
@@ -24,7 +25,16 @@ _FILLER = "x" * 40
 class Source:
     """A bridge and its source: transactions of ten rows, each in one table, the tables in turn."""
 
-    def __init__(self, servers: str, tables: Sequence[str] = (TABLE,)) -> None:
+    def __init__(
+        self,
+        servers: str,
+        tables: Sequence[str] = (TABLE,),
+        *,
+        key: Serialize = str.encode,
+        value: Serialize = str.encode,
+    ) -> None:
+        """`key`, `value`: from JSON to what is written."""
+        self._key, self._value = key, value
         self._producer = Producer(
             {
                 "bootstrap.servers": servers,
@@ -73,7 +83,8 @@ class Source:
         self.commit_lsn += 100
         table = self._tables[self.commit_lsn // 100 % among]
         for seq in range(ROWS_A_TRANSACTION):
-            self._producer.produce(table.topic, *table.event(load, self.commit_lsn, seq))
+            value, key = table.event(load, self.commit_lsn, seq)
+            self._producer.produce(table.topic, self._value(value), self._key(key))
         counts = f'[{{"data_collection":"public.{table.name}","event_count":{ROWS_A_TRANSACTION}}}]'
         end = (
             f'{{"status":"END","id":"1:{self.commit_lsn}","ts_ms":{int(time.time() * 1000)},'

@@ -102,10 +102,10 @@ class _Writers:
         if kind == "array":
             items = schema["items"]
             write = self.of(items, short=meaning == _SHORT or short)
-            listed = json_forms.array_of_plain if _kind(items) in _NUMBERS else json_forms.array
+            listed = json_forms.list_of_plain if _kind(items) in _NUMBERS else json_forms.list_of
             return listed(write)
         if kind == "map":
-            write_members = json_forms.members(self.of(schema["values"]))
+            write_members = json_forms.object_of(self.of(schema["values"]))
             return lambda found: write_members(found.items())
         if kind == "bytes" and meaning in _ENCODED_NUMBERS:
             return json_forms.encoded_number

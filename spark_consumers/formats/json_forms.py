@@ -52,12 +52,12 @@ def or_null(write: Write) -> Write:
     return lambda value: "null" if value is None else write(value)
 
 
-def array(write: Write) -> Write:
+def list_of(write: Write) -> Write:
     """Return the writer of an array whose items `write` writes."""
     return lambda items: f"[{','.join([write(item) for item in items])}]"
 
 
-def array_of_plain(write: Write) -> Write:
+def list_of_plain(write: Write) -> Write:
     """Return the writer of an array of numbers or booleans."""
 
     def written(items: Sequence[Any]) -> str:
@@ -68,7 +68,7 @@ def array_of_plain(write: Write) -> Write:
     return written
 
 
-def members(write_value: Write) -> Callable[[Iterable[tuple[str, Any]]], str]:
+def object_of(write_value: Write) -> Callable[[Iterable[tuple[str, Any]]], str]:
     """Return the writer of a map whose keys are texts: an object."""
 
     def written(entries: Iterable[tuple[str, Any]]) -> str:

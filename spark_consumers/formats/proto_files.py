@@ -85,12 +85,12 @@ class _Words(Iterator[str]):
         return found
 
     def expect(self, word: str) -> None:
-        """Read a word."""
+        """Read the next word, which must be `word`."""
         if self.required() != word:
             raise _unknown()
 
     def pass_over(self) -> None:
-        """Read a statement to its end."""
+        """Pass over the rest of a statement."""
         while self.required() != ";":
             pass
 

@@ -119,15 +119,15 @@ class _Writers:
         name, kind = items.name, items.message_type
         if kind is None:
             _, _, write = self._reading(items, short=True)
-            write_items = json_forms.array_of_plain(write)
+            write_items = json_forms.list_of_plain(write)
             return lambda found: write_items([*getattr(found, name)])
         inner = kind.fields[0] if len(kind.fields) == 1 else None
         if inner is None or inner.json_name != "value":
-            write_items = json_forms.array(self.of(kind))
+            write_items = json_forms.list_of(self.of(kind))
             return lambda found: write_items(getattr(found, name))
         value, told, write = self._reading(inner)
         is_plain = inner.type not in (inner.TYPE_MESSAGE, inner.TYPE_STRING, inner.TYPE_BYTES)
-        listed = json_forms.array_of_plain if is_plain else json_forms.array
+        listed = json_forms.list_of_plain if is_plain else json_forms.list_of
         write_items = listed(json_forms.or_null(write))
 
         def written(found: Any) -> str:
