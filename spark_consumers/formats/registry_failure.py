@@ -1,13 +1,11 @@
 """A failure of the schema registry, told by an executor through an error of Spark."""
 
 import json
-import re
 from typing import Final
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 
 _MARK: Final = "slottables can't ask the schema registry"
-_TOLD: Final = re.compile(re.escape(_MARK) + r" (\{.*\})")
 
 
 def failure_text(error: SlotbridgeError) -> str:
@@ -18,10 +16,10 @@ def failure_text(error: SlotbridgeError) -> str:
 
 def failure_in(text: str, operation: str) -> SlotbridgeError | None:
     """Return the error that `failure_text` wrote somewhere in what Spark says, None without one."""
-    found = _TOLD.search(text)
-    if found is None:
+    _, mark, told = text.partition(f"{_MARK} ")
+    if not mark:
         return None
-    fields = json.loads(found[1])
+    fields, _ = json.JSONDecoder().raw_decode(told)
     code = ExitCode(fields.pop("exit_code"))
     kind = Retryable if code == ExitCode.REGISTRY_UNREACHABLE else SetupError
     return kind(fields.pop("message"), operation=operation, exit_code=code, **fields)

@@ -191,7 +191,7 @@ def write_raw(kafka: KafkaSettings, topic: str, *values: bytes) -> None:
     """Write records into the first partition."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for value in values:
-        producer.produce(topic, value, b"\0\0\0\0\1key", partition=0)
+        producer.produce(topic, value, b'{"id":9}', partition=0)
     assert producer.flush(30) == 0
 
 
@@ -266,8 +266,7 @@ def test_the_registrys_password_is_in_no_plan(
     )
     found = as_plain_json(records, kafka, settings)
     found.explain(extended=True)
-    plan = found._jdf.queryExecution()
-    texts = [str(plan.toString()), str(plan.logical().toJSON()), capfd.readouterr().out]
+    texts = [str(found._jdf.queryExecution().toString()), capfd.readouterr().out]
     with pytest.raises(Retryable) as raised:
         try:
             found.collect()
