@@ -308,7 +308,7 @@ class Adoption:
         return self._offset.commit_lsn if self._offset is not None else 0
 
     def _decode(self) -> Decode:
-        return decode_json if self._look is None else decoder(self._look.schema)
+        return decode_json if self._look is None else decoder(self._look.schema_text)
 
     def fence(self) -> None:
         """End open transactions of Debezium's transactional producer and of a killed run.
