@@ -166,7 +166,8 @@ class Stream:
             while self._bring():
                 pass
             self._read_to = end
-            self._metrics.read_to(end)
+            if not (self._runner.redoes or self._runner.waiting()[0]):
+                self._metrics.read_to(end)
         except BaseException as error:
             if not isinstance(error, _EndedError):
                 self._failure = error
