@@ -108,21 +108,6 @@ WANTED = {
     ),
     # Behind the group before: its dependencies are of other versions.
     "connect-avro": Wanted(("io.apicurio:apicurio-registry-utils-converter:2.5.11.Final",)),
-    # Iceberg's own sink; Hadoop is among pyspark's jars.
-    "connect-iceberg": Wanted(
-        (
-            "org.apache.iceberg:iceberg-kafka-connect:1.11.0",
-            "org.apache.iceberg:iceberg-parquet:1.11.0",
-            "org.apache.kafka:connect-runtime:4.1.0",
-            "org.apache.kafka:connect-json:4.1.0",
-            "org.apache.kafka:connect-transforms:4.1.0",
-            "org.eclipse.jetty.ee10:jetty-ee10-servlet:12.0.34",
-            "org.eclipse.jetty:jetty-security:12.0.34",
-            "org.eclipse.jetty:jetty-session:12.0.34",
-            "org.xerial:sqlite-jdbc:3.54.1.0",
-            "org.slf4j:slf4j-simple:1.7.36",
-        )
-    ),
     # What Iceberg's S3FileIO needs, all in one jar.
     "iceberg-aws": Wanted(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",)),
     # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.

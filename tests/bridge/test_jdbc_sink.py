@@ -41,11 +41,6 @@ CHANGES = (
     "ALTER TABLE part ADD COLUMN extra bigint",
     "UPDATE part SET extra = a * 3 WHERE a < 100",
 )
-NOT_FINITE = """
-    INSERT INTO account (id, owner, score) VALUES (-2, 'a', 'Infinity'), (-3, 'b', '-Infinity'),
-        (-4, 'c', 'NaN')
-"""
-"""Numbers that Avro holds, and JSON does not."""
 JSON = {"": "org.apache.kafka.connect.json.JsonConverter", ".schemas.enable": "true"}
 AVRO = {
     "": "io.apicurio.registry.utils.converter.AvroConverter",
@@ -78,7 +73,6 @@ def test_tables_stay_equal_through_changes_and_a_kill(
     converter = JSON
     if form == "avro":
         converter = {**AVRO, ".apicurio.registry.url": schemas.native_url}
-        run(source, NOT_FINITE)
     bridge = Bridge(
         *(tmp_path, source, kafka, fresh_database),
         formats={"key_format": form, "value_format": form},
@@ -121,11 +115,7 @@ def run(conninfo: str, *statements: str) -> None:
 
 def rows(conninfo: str) -> list[list[Any]]:
     """All rows of both tables."""
-    queries = (
-        "SELECT * FROM account WHERE score IS DISTINCT FROM 'NaN' ORDER BY id",
-        "SELECT * FROM part ORDER BY a, b",
-        "SELECT id FROM account WHERE score = 'NaN'",
-    )
+    queries = ("SELECT * FROM account ORDER BY id", "SELECT * FROM part ORDER BY a, b")
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
         return [connection.execute(query.encode()).fetchall() for query in queries]

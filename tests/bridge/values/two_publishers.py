@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,12 @@ from psycopg import sql
 from services.testbed.debezium import Connector, Debezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
-from services.testbed.registry import Registry
 from services.testbed.users import server_user
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker
 
-Read = Callable[[bytes | str | None], Any]
 Tables = Mapping[str, Mapping[str, tuple[str | None, ...]]]
 OTHER_MODES = {
     "decimal_handling": "string",
@@ -112,14 +110,11 @@ def published(
     converters: Mapping[str, str] | None = None,
     transforms: Mapping[str, str] | None = None,
     shaping: dict[str, Any] | None = None,
-    registry: Registry | None = None,
-    read: Read | None = None,
 ) -> dict[str, Source]:
     """Mode -> what both have published: of `tables` (type -> texts), and of OTHERS.
 
     `formats`: settings of the bridge's section kafka; `shaping`: its section;
-    `converters`: Connect's properties; `transforms`: those of each connector. `registry`: of both;
-    `read`: reads keys, values and headers, as JSON where it is not given.
+    `converters`: Connect's properties; `transforms`: those of each connector.
     """
     folder.chmod(0o755)
     modes = {"default": (DEBEZIUM, WITHOUT_SPECIAL), "other": (OTHER_MODES, DEBEZIUM_OTHER_MODES)}
@@ -143,7 +138,6 @@ def published(
                 transaction_metadata=False,
                 formats=formats,
                 shaping=shaping,
-                registry={"url": registry.url} if registry else None,
                 **ours,
             )
             stack.callback(bridge.end)
@@ -151,27 +145,25 @@ def published(
         for bridge in bridges:
             bridge.streaming()
         fill(connection, tables)
-        read = read or as_json
-        result = {mode: Source(ours=_read(kafka, f"{name}{mode}", None, read)) for mode in modes}
+        processes = stack.enter_context(Processes(folder, server_user()))
+        debezium = Debezium(
+            folder / "connect",
+            connectors,
+            bootstrap_servers=kafka.bootstrap_servers,
+            processes=processes,
+            jvm_options=SHORT_LIVED,
+            settings=converters,
+        )
+        debezium.start()
+        result = {
+            mode: Source(
+                _read(kafka, f"d{name}{mode}", debezium.log), _read(kafka, f"{name}{mode}", None)
+            )
+            for mode in modes
+        }
+        debezium.stop()
         for bridge in bridges:
             assert bridge.stop() == 0, bridge.output
-        processes = stack.enter_context(Processes(folder, server_user()))
-        # Apicurio's registry in memory fails at schemas that several clients register at once.
-        for number, some in enumerate([[one] for one in connectors] if registry else [connectors]):
-            debezium = Debezium(
-                folder / f"connect{number}",
-                some,
-                bootstrap_servers=kafka.bootstrap_servers,
-                processes=processes,
-                jvm_options=SHORT_LIVED,
-                settings=converters,
-                jars=("debezium", "connect-avro") if registry else ("debezium",),
-            )
-            debezium.start()
-            for one in some:
-                found = _read(kafka, one.topic_prefix, debezium.log, read)
-                result[one.name].theirs.update(found)
-            debezium.stop()
     return result
 
 
@@ -209,7 +201,7 @@ def _make_topics(kafka: Broker, prefix: str) -> None:
         future.result(30)
 
 
-def _read(kafka: Broker, prefix: str, log: Path | None, read: Read) -> dict[str, list[Record]]:
+def _read(kafka: Broker, prefix: str, log: Path | None) -> dict[str, list[Record]]:
     """Everything of `prefix`, until the last row has come."""
     consumer = Consumer(
         {
@@ -231,10 +223,10 @@ def _read(kafka: Broker, prefix: str, log: Path | None, read: Read) -> dict[str,
                 topic = str(message.topic()).removeprefix(f"{prefix}.")
                 found.setdefault(topic, []).append(
                     Record(
-                        read(message.key()),
-                        read(message.value()),
+                        _json(message.key()),
+                        _json(message.value()),
                         {
-                            name: read(value)
+                            name: _json(value)
                             for name, value in dict(message.headers() or []).items()
                         },
                     )
@@ -245,8 +237,7 @@ def _read(kafka: Broker, prefix: str, log: Path | None, read: Read) -> dict[str,
     raise AssertionError(f"{prefix}: the last row has not come, {sorted(found)} have. {said}")
 
 
-def as_json(data: bytes | str | None) -> Any:
-    """A text read as JSON where it is JSON; else as it is."""
+def _json(data: bytes | str | None) -> Any:
     if not data:
         return None
     with contextlib.suppress(ValueError):
