@@ -349,7 +349,8 @@ def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
     both(pipeline, 4)
     if returning:
         killed()
-    pipeline.apply()
+    if not (returning and has == "all"):  # else the epoch is there
+        pipeline.apply()
     assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3, 4], [1, 3, 4])
     assert not record(pipeline).parked
 
