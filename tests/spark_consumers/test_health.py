@@ -111,7 +111,7 @@ def test_a_query_that_hangs_is_told_from_an_epoch_that_works(
             tasks = pipeline.spark.range(0, count, 1, count)
             tasks.selectExpr("java_method('java.lang.Thread', 'sleep', 450L)").collect()
             works.append(time.monotonic() - began)
-        elif runner.waiting()[0] and not hangs.is_set():
+        elif works and runner.waiting()[0] and not hangs.is_set():
             hangs.set()
             assert goes_on.wait(120)
         return step(runner)
