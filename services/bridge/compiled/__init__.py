@@ -2,6 +2,9 @@
 
     text           a growing text
     forms          values' usual text forms as JSON
+    scan           JSON text read token by token
+    codecs         JSON text to a binary form: structs, and whether a record is taken
+    avro, protobuf the two binary forms                    as services.bridge.events.formats
     rows           a row's bytes to its event              as services.bridge.events.row_encoders
     transactions   rows, and whole small transactions      as Assembler and Envelope
     messages       many from libpq                         as a list
@@ -15,7 +18,6 @@ brings is in benchmarks/results/lab-notes.md.
 """
 
 import os
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from services.bridge.compiled.sources import digest
@@ -36,6 +38,8 @@ class Engine(NamedTuple):
     """The compiled modules that others call."""
 
     forms: Any
+    avro: Any
+    protobuf: Any
     rows: Any
     transactions: Any
     messages: Any
@@ -47,12 +51,23 @@ def _modules() -> Engine | None:
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:
-        from services.bridge.compiled import forms, messages, records, rows, tally, text
+        from services.bridge.compiled import (
+            avro,
+            codecs,
+            forms,
+            messages,
+            protobuf,
+            records,
+            rows,
+            scan,
+            tally,
+            text,
+        )
         from services.bridge.compiled import transactions as whole
     except (ImportError, TypeError, ValueError):  # not there, or of different times
         return None
-    found: tuple[ModuleType, ...] = (forms, rows, whole, messages, records, tally)
-    return Engine(*found) if _current(*found, text) else None
+    found = Engine(forms, avro, protobuf, rows, whole, messages, records, tally)
+    return found if _current(*found, codecs, scan, text) else None
 
 
 def _current(*modules: Any) -> bool:

@@ -14,9 +14,9 @@ cdef enum:
 
 cdef class RowWriter:
     cdef type event
-    cdef object topic, table, placed_by
+    cdef object topic, table, placed_by, serialize_key, serialize_value
     cdef int count, published
-    cdef bint metadata, old, flat, key_framed
+    cdef bint metadata, old, flat, key_framed, places_by_bytes
     cdef bytes opening, names, closing, key_opening, key_closing
     cdef list encoders, heads, key_heads, unavailable, keys, field_heads
     cdef int[FIELDS_MAX] field_kinds
@@ -46,6 +46,7 @@ cdef class RowWriter:
     cdef bint same_key(self) except -1
     cdef bytes key(self)
 
+cdef bytes as_form(object serialize, const char* text, Py_ssize_t size)
 cdef tuple new_event(
     type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, object placed_by
 )

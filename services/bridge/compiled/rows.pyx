@@ -12,6 +12,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
+from services.bridge.compiled.codecs cimport Transcoder
 from services.bridge.compiled.forms cimport put_form
 from services.bridge.compiled.text cimport Text
 
@@ -45,6 +46,8 @@ cdef class RowWriter:
         self.closing = frame.closing.encode()
         self.key_opening, self.key_closing = as_bytes(frame.key_opening), frame.key_closing.encode()
         self.placed_by = frame.placed_by
+        self.serialize_key, self.serialize_value = frame.serialize_key, frame.serialize_value
+        self.places_by_bytes = frame.places_by_bytes
         self.key_framed = bool(self.key_opening or self.key_closing)
         self.metadata, self.old = frame.metadata, frame.old
         self.encoders = [column.encode for column in columns]
@@ -98,7 +101,7 @@ cdef class RowWriter:
         int64_t total, int64_t events, Text head, Text order, Text tail, Text flat
     ):
         """The event, or None."""
-        cdef bytes key = None
+        cdef bytes key = None, value
         cdef object placed_by = self.placed_by
         cdef Py_ssize_t since = 0
         self.out.clear()
@@ -123,16 +126,27 @@ cdef class RowWriter:
             return None
         if self.old and not self.same_key():
             return None
-        if self.keys:
-            key = self.key()
-            if self.key_framed:
-                placed_by, key = key, self.key_opening + key + self.key_closing
-        if self.flat:
-            self.out.put_bytes(b"}")
-            self.out.put_bytes(self.closing)
-        else:
-            self.rest(lsn, seq, total, events, head, order, tail)
-        value = PyBytes_FromStringAndSize(<char*>self.out.buffer + since, self.out.size - since)
+        try:
+            if self.keys:
+                key = self.key()
+                if self.key_framed:
+                    placed_by, key = key, self.key_opening + key + self.key_closing
+                elif self.serialize_key is not None:
+                    if not self.places_by_bytes:
+                        placed_by = key
+                    key = as_form(
+                        self.serialize_key, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)
+                    )
+            if self.flat:
+                self.out.put_bytes(b"}")
+                self.out.put_bytes(self.closing)
+            else:
+                self.rest(lsn, seq, total, events, head, order, tail)
+            value = as_form(
+                self.serialize_value, <char*>self.out.buffer + since, self.out.size - since
+            )
+        except ValueError:  # of a binary form
+            return None
         return new_event(self.event, self.topic, key, value, self.table, seq, lsn, placed_by)
 
     cdef int fields(
@@ -256,6 +270,15 @@ cdef class RowWriter:
         key = PyBytes_FromStringAndSize(<char*>out.buffer + since, out.size - since)
         out.size = since
         return key
+
+
+cdef bytes as_form(object serialize, const char* text, Py_ssize_t size):
+    """A JSON text as bytes, in a binary form if there is one. Raises ValueError as `serialize`."""
+    if serialize is None:
+        return PyBytes_FromStringAndSize(text, size)
+    if type(serialize) is Transcoder:
+        return (<Transcoder>serialize).serialized(<const uint8_t*>text, size)
+    return serialize(text[:size].decode())
 
 
 cdef tuple new_event(

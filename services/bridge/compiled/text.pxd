@@ -3,7 +3,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -11,6 +11,17 @@ cdef extern from "Python.h":
 cdef enum:
     KEPT_BYTES = 1024
     KEPT_BYTES_MAX = 1048576
+    VARINT_BYTES_MAX = 10
+
+
+cdef inline int varint(uint8_t* to, uint64_t number) noexcept nogil:
+    cdef int size = 0
+    while number >= 128:
+        to[size] = 128 | number & 127
+        size += 1
+        number >>= 7
+    to[size] = number
+    return size + 1
 
 
 cdef class Text:
@@ -67,6 +78,37 @@ cdef class Text:
             if not rest:
                 break
         return self.put(digits + at, 20 - at)
+
+    cdef inline int put_byte(self, uint8_t byte) except -1:
+        self.grow(1)
+        self.buffer[self.size] = byte
+        self.size += 1
+        return 0
+
+    cdef inline int put_varint(self, uint64_t number) except -1:
+        """Seven bits a byte, the lowest first, as Avro and Protobuf have numbers."""
+        self.grow(VARINT_BYTES_MAX)
+        self.size += varint(self.buffer + self.size, number)
+        return 0
+
+    cdef inline Py_ssize_t open(self) except -1:
+        """Leave a byte for the length or count of what follows; it is put by `close`."""
+        self.put_byte(0)
+        return self.size
+
+    cdef inline Py_ssize_t close(self, Py_ssize_t begin, uint64_t number) except -1:
+        """Put `number` before what begins at `begin`, where `open` left a byte.
+
+        Return how far this was moved.
+        """
+        cdef uint8_t digits[VARINT_BYTES_MAX]
+        cdef int moved = varint(digits, number) - 1
+        if moved:
+            self.grow(moved)
+            memmove(self.buffer + begin + moved, self.buffer + begin, self.size - begin)
+            self.size += moved
+        memcpy(self.buffer + begin - 1, digits, moved + 1)
+        return moved
 
     cdef inline bytes whole(self):
         return PyBytes_FromStringAndSize(<char*>self.buffer, self.size)

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from services.bridge import compiled
 from services.bridge.events.formats import wire
+from services.bridge.events.formats.table_format import Serialize
 from services.bridge.events.values import datetimes, plain
 from services.bridge.events.values.plain import Encode
 
@@ -51,7 +52,8 @@ class Frame(NamedTuple):
     `closing` stands behind these, `key_opening` and `key_closing` around the key. `flat`: the
     fields of the row itself (text, kind), which stand between `opening`, those of the transaction,
     and the row's columns; None: the event has an envelope. `placed_by`: that of each event where
-    the key does not choose it.
+    the key does not choose it. `serialize_key`, `serialize_value`: what makes a binary form of the
+    JSON text, None: it stays text. `places_by_bytes`: a key's binary form chooses the partition.
     """
 
     opening: str
@@ -63,6 +65,9 @@ class Frame(NamedTuple):
     key_closing: str = ""
     flat: tuple[tuple[str, str], ...] | None = None
     placed_by: int | None = None
+    serialize_key: Serialize | None = None
+    serialize_value: Serialize | None = None
+    places_by_bytes: bool = False
 
 
 _SHORT: Final[dict[Encode, str]] = {
@@ -140,7 +145,29 @@ def writer(
     code = _code(encoders, tuple(keys), count, frame.metadata, frame.old, framed, frame.flat)
     exec(code, variables)  # noqa: S102 - our own text
     made = variables["write"]
-    return made
+    binary = frame.serialize_key is not None or frame.serialize_value is not None
+    return _serialized(made, frame) if binary else made
+
+
+def _serialized(write: Write, frame: Frame) -> Write:
+    """Return a writer whose events have the binary forms of `frame` in place of JSON."""
+    _key, _value = frame.serialize_key, frame.serialize_value
+
+    def written(*row: object) -> Any:
+        event = write(*row)
+        if event is None:
+            return None
+        try:
+            if _value is not None:
+                event = event._replace(value=_value(event.value.decode()))
+            if _key is not None and event.key is not None:
+                placed_by = None if frame.places_by_bytes else event.key
+                event = event._replace(key=_key(event.key.decode()), placed_by=placed_by)
+        except ValueError:
+            return None  # the long way says which row it is
+        return event
+
+    return written
 
 
 @lru_cache(_SHAPES_MAX)

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring as quoted
-from typing import Any, Final
+from typing import Final
 
 from services.bridge.events.event import FIRST_PARTITION, REASON_HEADER, Event
 from services.bridge.events.fields import Fields
-from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Key, TableFormat
+from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Affixes, Key, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.row_rules import RowChange
@@ -151,7 +151,8 @@ class Table:
             for source_index, encoder in zip(self._sources, self.columns, strict=True)
         ]
         form = self._format
-        around, around_key = form.value_affixes, form.key_affixes
+        around = form.value_affixes or Affixes()
+        around_key = form.key_affixes or Affixes()
         if self.fields is None:
             opening = f'{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')
         else:
@@ -160,9 +161,11 @@ class Table:
             *(around.opening + opening, self._names, metadata, old, around.closing, *around_key),
             flat=None if self.fields is None else tuple(self.fields.row),
             placed_by=None if keys else FIRST_PARTITION,
+            serialize_key=form.key if form.key_affixes is None else None,
+            serialize_value=form.value if form.value_affixes is None else None,
+            places_by_bytes=form.places_by_bytes,
         )
-        write = writer(event, self.topic, self.name, columns, count, frame)
-        return serialized(write, form) if form.binary else write
+        return writer(event, self.topic, self.name, columns, count, frame)
 
     def value(
         self,
@@ -317,20 +320,3 @@ def _published_the_same(old: Value, new: Value, encode: Encode) -> bool:
         return encode(old) == encode(new)
     except ValueError:
         return False  # whoever encodes the row says what is wrong with it
-
-
-def serialized(write: Write, form: TableFormat) -> Write:
-    """Return a writer whose events have the bytes of `form` in place of JSON."""
-
-    def written(*row: object) -> Any:
-        event = write(*row)
-        if event is None:
-            return None
-        try:
-            key = NO_KEY if event.key is None else form.keyed(event.key.decode())
-            value = form.value(event.value.decode())
-            return event._replace(key=key.data, value=value, placed_by=key.placed_by)
-        except ValueError:
-            return None  # the long way says which row it is
-
-    return written

@@ -20,6 +20,7 @@ from typing import Any, Final
 import fastavro
 
 from schemas.shaping import FlatSettings
+from services.bridge import compiled
 from services.bridge.events import fields
 from services.bridge.events.errors import UnfitValue
 from services.bridge.events.formats import connect, wire
@@ -59,11 +60,20 @@ def avro_schema(schema: Schema) -> dict[str, Any]:
 def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
     """Return the function from JSON text that fits `schema` to what a Confluent consumer reads.
 
-    The function raises UnfitValue for JSON that does not fit.
+    The function raises UnfitValue for JSON that does not fit. It is a compiled transcoder if that
+    was built, which leaves to the library what is not as usual.
     """
+    head = wire.head(schema_id)
+    by_library = _library_serializer(schema, head)
+    if (engine := compiled.engine) is None:
+        return by_library
+    made: Callable[[str], bytes] = engine.avro.transcoder(schema, head, by_library)
+    return made
+
+
+def _library_serializer(schema: Schema, head: bytes) -> Callable[[str], bytes]:
     parsed = fastavro.parse_schema(avro_schema(schema))
     convert = _converter(schema) or _same
-    head = wire.head(schema_id)
     write = fastavro.schemaless_writer
 
     def serialize(text: str) -> bytes:

@@ -12,7 +12,7 @@ it stays when other columns come, go or change places, so that no reader takes o
 """
 
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -20,6 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from schemas.shaping import POSITION, FlatSettings, field_name
+from services.bridge import compiled
 from services.bridge.events import fields
 from services.bridge.events.errors import UnfitValue
 from services.bridge.events.formats import connect, wire
@@ -88,11 +89,21 @@ def message_class(file: File) -> type[Message]:
 def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
     """Return the function from JSON text that fits `schema` to what a Confluent consumer reads.
 
-    The function raises UnfitValue for JSON that does not fit.
+    The function raises UnfitValue for JSON that does not fit. It is a compiled transcoder if that
+    was built, which leaves to the library what is not as usual.
     """
+    head = wire.head(schema_id) + _FIRST_MESSAGE
+    by_library = _library_serializer(schema, head)
+    if (engine := compiled.engine) is None:
+        return by_library
+    parts = (schema, _field_numbers, _decimal_constants)
+    made: Callable[[str], bytes] = engine.protobuf.transcoder(*parts, head, by_library)
+    return made
+
+
+def _library_serializer(schema: Schema, head: bytes) -> Callable[[str], bytes]:
     made = message_class(proto_file(schema))
     convert = _converter(schema)
-    head = wire.head(schema_id) + _FIRST_MESSAGE
 
     def serialize(text: str) -> bytes:
         try:
@@ -137,12 +148,10 @@ class _Messages:
         self._fill(self._root, schema)
 
     def _fill(self, message: descriptor_pb2.DescriptorProto, schema: Schema) -> None:
-        numbers: set[int] = set()
-        for index, (name, (column, field)) in enumerate(
-            adjusted_fields(schema, "Protobuf").items(), 1
+        named = adjusted_fields(schema, "Protobuf")
+        for number, (name, (column, field)) in zip(
+            _field_numbers(schema), named.items(), strict=True
         ):
-            number = index if "version" in schema else _number(column, field, numbers)
-            numbers.add(number)
             self._field(message, name, number, field).json_name = column
         _add_presence(message)
 
@@ -237,7 +246,17 @@ class _Messages:
         return self._nested[name]
 
 
-def _number(column: str, schema: Schema, taken: set[int]) -> int:
+def _field_numbers(schema: Schema) -> Sequence[int]:
+    """Return the numbers of a struct's fields, in the order of its fields."""
+    if "version" in schema:
+        return range(1, len(schema["fields"]) + 1)
+    taken: dict[int, None] = {}
+    for column, field in connect.fields(schema):
+        taken[_number(column, field, taken)] = None
+    return [*taken]
+
+
+def _number(column: str, schema: Schema, taken: Collection[int]) -> int:
     """Return the number of a column's field, which hangs on its name and its unit of time.
 
     No schema here tells the unit: a reader of microseconds must not find milliseconds.
@@ -278,7 +297,7 @@ def _converter(schema: Schema) -> Convert:
 def _not_null(schema: Schema) -> Convert:
     kind = schema["type"]
     if schema.get("name") == connect.DECIMAL:
-        return _decimal(schema["parameters"])
+        return _decimal(schema)
     if kind == "bytes":
         return b64decode
     if kind in ("float", "double"):
@@ -296,12 +315,21 @@ def _present(document: Any) -> Any:
     return document
 
 
-def _decimal(parameters: dict[str, str]) -> Convert:
-    constant = {
-        "scale": int(parameters["scale"]),
-        "precision": int(parameters.get("connect.decimal.precision", 0)),
+def _decimal_constants(schema: Schema) -> tuple[int, int] | None:
+    """Return precision and scale of a Decimal, None for other schemas."""
+    if schema.get("name") != connect.DECIMAL:
+        return None
+    parameters = schema["parameters"]
+    return int(parameters.get("connect.decimal.precision", 0)), int(parameters["scale"])
+
+
+def _decimal(schema: Schema) -> Convert:
+    precision, scale = _decimal_constants(schema) or (0, 0)
+    return lambda document: {
+        "value": b64decode(document),
+        "precision": precision,
+        "scale": scale,
     }
-    return lambda document: {"value": b64decode(document), **constant}
 
 
 def _items(items: Schema) -> Convert:

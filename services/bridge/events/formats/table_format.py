@@ -83,14 +83,14 @@ class TableFormat(NamedTuple):
     """The functions that make a record's key and value of their JSON text.
 
     `key_affixes`, `value_affixes`: what these functions do is no more than put this around the
-    text; else `binary`. `places_by_bytes`: a key's bytes choose its partition, not its JSON.
+    text; None: they make a binary form of it, or a text that depends on more. `places_by_bytes`: a
+    key's bytes choose its partition, not its JSON.
     """
 
     key: Serialize = str.encode
     value: Serialize = str.encode
-    key_affixes: Affixes = Affixes()
-    value_affixes: Affixes = Affixes()
-    binary: bool = False
+    key_affixes: Affixes | None = Affixes()
+    value_affixes: Affixes | None = Affixes()
     places_by_bytes: bool = False
 
     def keyed(self, text: str) -> Key:
@@ -171,10 +171,8 @@ class Formats:
         value, affixes = self._part(self._value, values, topic, "value")
         if self._as_connect and keys["fields"]:
             key = self._connect_key(keys, topic)
-            return TableFormat(key, value, binary=True, places_by_bytes=True)
+            return TableFormat(key, value, None, affixes, places_by_bytes=True)
         key, key_affixes = self._part(self._key, keys, topic, "key")
-        if key_affixes is None or affixes is None:
-            return TableFormat(key, value, binary=True)
         return TableFormat(key, value, key_affixes, affixes)
 
     def _connect_key(self, schema: Schema, topic: str) -> Serialize:
