@@ -4,7 +4,7 @@ import ctypes
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,12 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.kafka import Format, KafkaSettings
+from schemas.registry import SubjectNaming
 from schemas.shaping import FIELDS, FlatSettings, ShapingSettings
 from services.bridge import compiled
 from services.bridge.compiled import new_messages
 from services.bridge.events.description import Described
 from services.bridge.events.envelope import Envelope
-from services.bridge.events.event import Event
+from services.bridge.events.event import Event, Stamp
+from services.bridge.events.formats.table_format import Formats, encoders_for
 from services.bridge.events.row_encoders import Column, Frame, writer
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values import datetimes, plain
@@ -60,6 +63,18 @@ TABLES = (
     ),
     Relation(8, "public", "history", "n", (RelationColumn("delta", 23, -1, False),)),
 )
+
+
+class Known:
+    """A registry that knows every schema by the same id."""
+
+    subject_naming: SubjectNaming = "topic"
+
+    def register(self, _subject: str, _schema: str, _kind: str, _wait: Callable[[], None]) -> int:
+        return 258
+
+    def schema_text(self, _schema_id: int, _wait: Callable[[], None]) -> str:
+        raise LookupError("nobody asks")
 
 
 @contextmanager
@@ -124,6 +139,7 @@ def sources(draw: st.DrawFn) -> Source:
     return Source(messages, commits)
 
 
+FORMATS: tuple[Format, ...] = ("json", "avro", "protobuf")
 FLAT = ShapingSettings(flat=FlatSettings(tables=("*.account",), fields=FIELDS))
 
 
@@ -134,15 +150,27 @@ def batches(
     start: Position,
     bytes_max: int,
     shaping: ShapingSettings,
+    form: Format,
 ) -> list[EventBatch]:
     """What comes out when the messages come in batches that end at `cuts`."""
     shaped = Shaping(shaping, "bank")
+    kafka = KafkaSettings(
+        bootstrap_servers="k:9092", topic_prefix="bank", key_format=form, value_format=form
+    )
+    encoders = encoders_for(kafka)()
+    formats = Formats(kafka, shaped.naming, encoders, Known())
+
+    def describe(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
+        plan = shaped.plan(relation)
+        return Described(plan, form=formats.of(plan))
+
     made: list[EventBatch] = []
     spool = Spool(folder / "x.spool", memory_bytes_max=10**6, bytes_max=10**9)
     envelope = Envelope(
-        *("bank", "db", 3, lambda relation, *_: Described(shaped.plan(relation))),
+        *("bank", "db", 3, describe),
         tombstones=True,
         transaction_metadata=True,
+        encoders=encoders,
         flat=shaping.flat,
     )
     pipeline = Pipeline(
@@ -179,6 +207,7 @@ def records(made: list[EventBatch]) -> list[tuple[Event, int, int, int | None]]:
     st.integers(0, 3),
     st.sampled_from([600, 3_000, 10**9]),
     st.sampled_from([ShapingSettings(), FLAT]),
+    st.sampled_from(FORMATS),
 )
 def test_however_it_is_cut_the_events_are_the_same(
     tmp_path_factory: pytest.TempPathFactory,
@@ -188,15 +217,16 @@ def test_however_it_is_cut_the_events_are_the_same(
     seq: int,
     bytes_max: int,
     shaping: ShapingSettings,
+    form: Format,
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
     commit = source.commits[begun % len(source.commits)]
     before = source.commits[begun % len(source.commits) - 1].end_lsn if begun else 500
     start = Position(commit.commit_lsn, before, seq) if seq else commit._replace(seq=0)
     start = start if begun else Position(0, 100, 0)
-    made = batches(folder, source, cuts, start, bytes_max, shaping)
+    made = batches(folder, source, cuts, start, bytes_max, shaping, form)
     with without_compiled():
-        plainly_made = batches(folder, source, [], start, bytes_max, shaping)
+        plainly_made = batches(folder, source, [], start, bytes_max, shaping, form)
     assert records(made) == records(plainly_made)
     for batch in made:
         for event in batch.events:

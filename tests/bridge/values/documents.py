@@ -95,4 +95,5 @@ def rows(
     order = {"id": "1:8", "total_order": 1, "data_collection_order": 1}
     value |= {"source": SOURCE, "transaction": draw(st.sampled_from([None, order]))}
     value |= {"ts_ms": 1, "ts_us": 2, "ts_ns": 3}
-    return connect.envelope("b.s.t", columns), json.dumps(value)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # as the bridge writes it
+    return connect.envelope("b.s.t", columns), text
