@@ -138,7 +138,10 @@ def test_specialised_encoders_make_the_same_flat_rows_in_every_format(
         return
     readable = "json" if value == "json" else "json_schema_envelope"  # encoded as strictly
     kafka = JSON.model_copy(update={"key_format": key, "value_format": readable})
-    whole = rows_of(events(relation, rows, short=False, metadata=metadata, kafka=kafka))
+    try:
+        whole = rows_of(events(relation, rows, short=False, metadata=metadata, kafka=kafka))
+    except BadInput:  # NaN, which Avro and Protobuf have and text with a schema has not
+        return
     for one, other in zip(rows_of(ways[0]), whole, strict=True):
         document = json.loads(other.value or b"")
         source = document.get("payload", document)["source"]

@@ -112,14 +112,14 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
         "fed": _unknown(None),
     },
     Server: _each(
-        "system_identifier timeline version database in_recovery wal_level "
+        "system_identifier timeline version database in_recovery wal_level effective_wal_level "
         "synchronized_standby_slots wal_sender_timeout_ms",
         "every role may ask for it; a node that does not tell has no state",
     ),
     Slot: _each(
         "slot_name plugin slot_type database temporary active_pid restart_lsn confirmed_flush_lsn "
         "wal_status two_phase failover synced invalidation_reason safe_wal_size inactive_since "
-        "xmin_age catalog_xmin_age",
+        "xmin_age catalog_xmin_age slotsync_skip_reason",
         CATALOG,
     ),
     Subscriber: {
