@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 from structlog.testing import capture_logs
 
-from schemas.errors import BadInput, Retryable
+from schemas.errors import BadInput, OperatorNeeded, Retryable
 from schemas.events import UNAVAILABLE
 from spark_consumers.epochs.stage import INDEXES
 from spark_consumers.failures import translated
@@ -184,12 +184,16 @@ def test_what_somebody_else_does_to_a_table_is_followed(pipeline: Pipeline) -> N
     pipeline.restart()
     assert change(pipeline, "c", 0, 1) == "index"
     assert items(pipeline) == "ccaa"
-    pipeline.spark.sql(
-        f"CALL slotbridge.system.rollback_to_snapshot('{identifier.partition('.')[2]}', {snapshot})"
-    )
+    last = catalog.snapshot_id(catalog.load(pipeline.spark, identifier))
+    table = identifier.partition(".")[2]
+    pipeline.spark.sql(f"CALL slotbridge.system.rollback_to_snapshot('{table}', {snapshot})")
     pipeline.restart()
-    assert change(pipeline, "d", 1, 2) == "index"
-    assert items(pipeline) == "bddaa"
+    with pytest.raises(OperatorNeeded, match="rolled back"):
+        change(pipeline, "d", 1, 2)
+    pipeline.spark.sql(f"CALL slotbridge.system.set_current_snapshot('{table}', {last})")
+    pipeline.restart()
+    assert set(ways(pipeline).values()) == {"index"}
+    assert items(pipeline) == "cdda"
 
 
 def test_an_index_that_is_lost_under_way_is_made_anew(pipeline: Pipeline) -> None:
