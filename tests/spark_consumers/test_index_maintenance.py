@@ -64,7 +64,9 @@ def test_maintenance_of_another_process_leaves_rows_right(
 ) -> None:
     # Iceberg compacts only from a thread in which a Spark session is active, as the test's own.
     monkeypatch.setattr("spark_consumers.epochs.stage.at_once", in_turn)
-    pipeline = new_pipeline(key_index=True, compact_files_min=2, epochs_kept=2)
+    pipeline = new_pipeline(
+        key_index=True, compact_files_min=2, epochs_kept=2, epochs_kept_all_ms=0
+    )
     pipeline.publisher.announce(ITEMS)
     expected = dict.fromkeys(range(6), "a")
 
