@@ -28,6 +28,9 @@ logger = structlog.get_logger(__name__)
 
 _ATTEMPT_S: Final = 5
 _PAUSE_S: Final = 0.5
+_FOLLOWS_S: Final = 10
+_LACKS_S: Final = 60
+"""How long a schema that the registry lacks is asked for, and is not asked for again after that."""
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 _CONFLICT, _INVALID = 409, 422
 _NO_SCHEMA: Final = 40403
@@ -51,6 +54,7 @@ class SchemaRegistry:
         self._made: SchemaRegistryClient | None = None
         self._ids: dict[tuple[str, str], int] = {}
         self._texts: dict[int, str] = {}
+        self._lacks: dict[int, float] = {}
 
     def close(self) -> None:
         """Close the connections to the registry."""
@@ -96,9 +100,20 @@ class SchemaRegistry:
     def schema(self, schema_id: int) -> tuple[str, str] | None:
         """Return kind (AVRO, JSON, PROTOBUF) and text of a schema; None: the registry lacks it.
 
-        Wait for the registry. Raise Retryable after the deadline, SetupError for credentials.
+        Wait for the registry, and a few seconds for the schema: a registry's follower may not have
+        what its leader has registered. Raise Retryable after the deadline, SetupError for
+        credentials.
         """
-        return self._waited(lambda: self._schema(schema_id), lambda: None)
+        if time.monotonic() < self._lacks.get(schema_id, 0.0):
+            return None
+        deadline = time.monotonic() + _FOLLOWS_S
+        found = self._waited(lambda: self._schema(schema_id), lambda: None)
+        while found is None and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+            found = self._waited(lambda: self._schema(schema_id), lambda: None)
+        if found is None:
+            self._lacks[schema_id] = time.monotonic() + _LACKS_S
+        return found
 
     def _waited(self, ask: Callable[[], _Answer], while_waiting: Callable[[], None]) -> _Answer:
         """Ask the registry until it answers; raise the last Retryable after the deadline."""

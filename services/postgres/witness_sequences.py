@@ -87,8 +87,9 @@ def forget_position(connection: Connection, slot: str) -> None:
 def read_sequences(connection: Connection) -> dict[str, int | None]:
     """Return slot -> position of every sequence in this database; None where we may not read it."""
     rows = connection.execute(
-        "SELECT substr(c.relname, 9), pg_sequence_last_value(c.oid),"
-        " has_sequence_privilege(c.oid, 'SELECT')"
+        # PostgreSQL 17 refuses the call without the privilege; 18 answers NULL.
+        "SELECT substr(c.relname, 9), CASE WHEN has_sequence_privilege(c.oid, 'SELECT')"
+        " THEN pg_sequence_last_value(c.oid) END, has_sequence_privilege(c.oid, 'SELECT')"
         + _OF_SCHEMA
         + " AND starts_with(c.relname, 'witness_')"
     ).fetchall()

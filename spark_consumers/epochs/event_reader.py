@@ -21,6 +21,9 @@ from spark_consumers.kafka.transactions import Cut
 log = structlog.get_logger()
 ARRIVAL_DEADLINE_S = 60.0
 VISIBLE_DEADLINE_S = 5.0
+_STANDS_IN_AFTER_S = 1.0
+"""How long an event that is stamped later than its END is waited for, before an unreadable record
+stands in for it."""
 _ARRIVAL_INTERVAL_S = 0.05
 SMALL_RECORDS_MAX = 5_000
 """An epoch of up to this many records is read by one task for each table."""
@@ -124,8 +127,10 @@ class EventReader:
             summaries = summarize(
                 changes.summary(events).collect(), changes.positions(events).collect()
             )
-            short = _short(wanted, summaries, after_lsn, settled)
             now = time.monotonic()
+            patience_s = ARRIVAL_DEADLINE_S - min(_STANDS_IN_AFTER_S, ARRIVAL_DEADLINE_S)
+            late = deadline is not None and now >= deadline - patience_s
+            short = _short(wanted, summaries, after_lsn, settled if late else ())
             if short and now > (deadline or now):
                 _require_settled(short, wanted, cut, settled)
                 self._refuse_short(short, wanted, cut, refuse)

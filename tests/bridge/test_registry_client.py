@@ -152,10 +152,22 @@ def test_only_the_registrys_own_code_says_that_it_lacks_a_schema(
     settings: RegistrySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Answers, "status", 404)
+    monkeypatch.setattr("services.kafka.schema_registry._FOLLOWS_S", 0)
     registry = SchemaRegistry(settings)
     _Answers.bodies = [b'{"error_code": 40403, "message": "Schema not found"}']
     assert registry.schema(7) is None
     _Answers.bodies = [b"<html>not found</html>"]
+    assert registry.schema(7) is None  # not asked again for a while
     with pytest.raises(SetupError, match="404"):
-        registry.schema(7)
+        registry.schema(8)
+    registry.close()
+
+
+def test_a_schema_that_a_follower_does_not_have_yet_is_waited_for(
+    settings: RegistrySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = SchemaRegistry(settings)
+    answers = iter([None, None, ("AVRO", '"string"')])
+    monkeypatch.setattr(registry, "_schema", lambda _id: next(answers))
+    assert registry.schema(7) == ("AVRO", '"string"')
     registry.close()
