@@ -1,5 +1,6 @@
 """All tables of an epoch and its record become visible at once, where the catalog can do that."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,11 @@ def epoch(pipeline: Pipeline, number: int) -> None:
 
 
 def one_by_one(_spark: SparkSession, tables: Sequence[TableCommit], record: TableCommit) -> bool:
-    """Publish as with a catalog that commits table by table."""
-    return publication.one_by_one(tables, record)
+    """Publish as with a catalog that commits table by table, on a slow machine."""
+    for table in tables:
+        publication.one_by_one([table], None)
+        time.sleep(0.3)
+    return publication.one_by_one([], record)
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
