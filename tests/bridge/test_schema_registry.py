@@ -171,16 +171,20 @@ def test_every_type_and_every_change_is_what_the_json_says(
     for bridge in bridges:
         bridge.caught_up()
     for table in TABLES:
-        records = [(_json(key), _json(value)) for key, value in other.records(f"public.{table}")]
-        assert len(records) >= 1
+        raw = other.records(f"public.{table}")
+        assert len(raw) >= 1
         for form, prefix in prefixes.items():
+            records = [(_json(key, form), _json(value, form)) for key, value in raw]
             expected = [(_meant(key, form), _meant(value, form)) for key, value in records]
             found = source.decoded(schemas, table, form, prefix)
             assert _in_order(found) == _in_order(expected), (table, form)
 
 
-def _json(data: bytes | None) -> Any:
-    return None if data is None else json.loads(data)
+def _json(data: bytes | None, form: str) -> Any:
+    """With the sign of -0, which only a reader of numbers as JSON has them does not see."""
+    signed = form != "json_schema"
+    number = (lambda text: -0.0 if text == "-0" else int(text)) if signed else int
+    return None if data is None else json.loads(data, parse_int=number)
 
 
 def _meant(document: Any, form: str) -> Any:
