@@ -7,48 +7,18 @@
     array, map      count as a number, items, 0; 0 alone where there are none
 """
 
-from libc.math cimport isinf
-from libc.stdint cimport INT32_MAX, INT32_MIN, int64_t, uint8_t, uint64_t
-from libc.string cimport memcmp
+from libc.stdint cimport int64_t, uint64_t
 
 from sys import byteorder
 
-from services.bridge.compiled.codecs cimport Codec, Fields, Transcoder
-from services.bridge.compiled.scan cimport (
-    Scan, boolean, integer, null, put_base64, put_string, real, taken
+from services.bridge.compiled.codecs cimport (
+    ARRAY, BYTES, INT, LONG, MAP, PAIRS, STRING, STRUCT, Codec, Fields, MapKeys, Transcoder, begun,
+    follows, kind_of, more, number_of, put_pair, put_plain
 )
+from services.bridge.compiled.scan cimport Scan, null, put_base64, put_string, taken
 from services.bridge.compiled.text cimport Text
 
 include "digest.pxi"
-
-cdef enum:
-    BOOLEAN = 1
-    INT = 2
-    LONG = 3
-    FLOAT = 4
-    DOUBLE = 5
-    STRING = 6
-    BYTES = 7
-    STRUCT = 8
-    ARRAY = 9
-    MAP = 10
-    PAIRS = 11
-
-KINDS = {
-    "boolean": BOOLEAN,
-    "int8": INT,
-    "int16": INT,
-    "int32": INT,
-    "int64": LONG,
-    "float": FLOAT,
-    "double": DOUBLE,
-    "string": STRING,
-    "bytes": BYTES,
-    "struct": STRUCT,
-    "array": ARRAY,
-    "map": MAP,
-}
-
 
 def transcoder(schema, bytes head, otherwise):
     if byteorder != "little":  # doubles are copied as they are
@@ -63,18 +33,16 @@ cdef Fields fields_of(schema, Text sorted):
 
 cdef AvroCodec codec_of(schema, Text sorted):
     cdef AvroCodec made = AvroCodec()
-    made.kind = KINDS[schema["type"]]
+    made.kind = kind_of(schema)
     made.optional = schema["optional"]
     made.null_first = "default" not in schema
     if made.kind == STRUCT:
         made.fields = fields_of(schema, sorted)
     elif made.kind == ARRAY:
         made.item = codec_of(schema["items"], sorted)
-    elif made.kind == MAP:
+    elif made.kind == MAP or made.kind == PAIRS:
         made.key = codec_of(schema["keys"], sorted)
         made.item = codec_of(schema["values"], sorted)
-        if made.key.kind != STRING:
-            made.kind = PAIRS
     return made
 
 
@@ -100,16 +68,11 @@ cdef class AvroCodec(Codec):
 
     cdef bint put_value(self, Scan* scan, Text out) except -1:
         """As `put`, of a value that is not null, without its branch."""
-        cdef int truth
         cdef int64_t number
-        cdef double double_number
-        cdef float float_number
         if self.kind == STRING:
             return put_string(scan, out, 1) >= 0
         if self.kind == LONG or self.kind == INT:
-            if not integer(scan, &number):
-                return False
-            if self.kind == INT and not INT32_MIN <= number <= INT32_MAX:
+            if not number_of(self.kind, scan, &number):
                 return False
             out.put_varint(<uint64_t>number << 1 ^ <uint64_t>(number >> 63))
             return True
@@ -117,78 +80,51 @@ cdef class AvroCodec(Codec):
             return self.fields.put(scan, out)
         if self.kind == BYTES:
             return put_base64(scan, out, 1) >= 0
-        if self.kind == BOOLEAN:
-            truth = boolean(scan)
-            if truth >= 0:
-                out.put_byte(truth)
-            return truth >= 0
-        if self.kind == DOUBLE:
-            if real(scan, &double_number):
-                out.put(&double_number, 8)
-                return True
-            return False
-        if self.kind == FLOAT:
-            if not real(scan, &double_number):
-                return False
-            float_number = <float>double_number
-            if isinf(float_number) and not isinf(double_number):
-                return False
-            out.put(&float_number, 4)
-            return True
+        if self.kind == ARRAY or self.kind == PAIRS:
+            return self.put_list(scan, out)
         if self.kind == MAP:
             return self.put_map(scan, out)
-        return self.put_list(scan, out)
+        return put_plain(self.kind, scan, out)
 
     cdef bint put_list(self, Scan* scan, Text out) except -1:
         """An array, or pairs of keys and values."""
         cdef int64_t count = 0
         cdef Py_ssize_t begin = out.open()
-        if not taken(scan, b"["):
-            return False
-        if taken(scan, b"]"):
+        cdef int comes = begun(scan, b"[", b"]")
+        if comes == 0:
             return True
-        while True:
+        while comes > 0:
             if self.kind == ARRAY:
                 if not self.item.put(scan, out):
                     return False
-            elif not (
-                taken(scan, b"[") and self.key.put(scan, out) and taken(scan, b",")
-                and self.item.put(scan, out) and taken(scan, b"]")
-            ):
+            elif not put_pair(self.key, self.item, scan, out):
                 return False
             count += 1
-            if taken(scan, b"]"):
-                break
-            if not taken(scan, b","):
-                return False
+            comes = more(scan, b"]")
+        if comes < 0:
+            return False
         out.close(begin, count << 1)
         out.put_byte(0)
         return True
 
     cdef bint put_map(self, Scan* scan, Text out) except -1:
-        """A map whose keys come in hstore's order, so that no key comes twice."""
+        """A map whose keys come in hstore's order."""
         cdef int64_t count = 0
-        cdef Py_ssize_t begin = out.open(), size, last_size = -1, last = 0
-        if not taken(scan, b"{"):
-            return False
-        if taken(scan, b"}"):
+        cdef Py_ssize_t begin = out.open(), size
+        cdef MapKeys last = MapKeys(0, -1)
+        cdef int comes = begun(scan, b"{", b"}")
+        if comes == 0:
             return True
-        while True:
+        while comes > 0:
             size = put_string(scan, out, 1)
-            if size < 0 or size < last_size:
+            if not follows(&last, out, out.size - size, size):
                 return False
-            if size == last_size and (
-                memcmp(out.buffer + out.size - size, out.buffer + last, size) <= 0
-            ):
-                return False
-            last_size, last = size, out.size - size
             if not taken(scan, b":") or not self.item.put(scan, out):
                 return False
             count += 1
-            if taken(scan, b"}"):
-                break
-            if not taken(scan, b","):
-                return False
+            comes = more(scan, b"}")
+        if comes < 0:
+            return False
         out.close(begin, count << 1)
         out.put_byte(0)
         return True

@@ -12,16 +12,87 @@ into it afterwards.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport INT32_MAX, uint8_t, uint64_t
+from libc.math cimport isinf
+from libc.stdint cimport INT32_MAX, INT32_MIN, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
 from json.encoder import encode_basestring as quoted
 
-from services.bridge.compiled.scan cimport Scan, taken
+from services.bridge.compiled.scan cimport Scan, boolean, integer, real, taken
 from services.bridge.compiled.text cimport PyUnicode_AsUTF8AndSize, Text
 
 include "digest.pxi"
+
+KINDS = {
+    "boolean": BOOLEAN,
+    "int8": INT,
+    "int16": INT,
+    "int32": INT,
+    "int64": LONG,
+    "float": FLOAT,
+    "double": DOUBLE,
+    "string": STRING,
+    "bytes": BYTES,
+    "struct": STRUCT,
+    "array": ARRAY,
+    "map": MAP,
+}
+
+
+cdef int kind_of(schema):
+    """The kind of a schema's values; a map whose keys are not strings has pairs."""
+    if schema["type"] == "map" and schema["keys"]["type"] != "string":
+        return PAIRS
+    return KINDS[schema["type"]]
+
+
+cdef bint number_of(int kind, Scan* scan, int64_t* number) noexcept:
+    """Whether a number came next that INT or LONG, `kind`, has; it is passed then."""
+    return integer(scan, number) and (kind == LONG or INT32_MIN <= number[0] <= INT32_MAX)
+
+
+cdef bint put_plain(int kind, Scan* scan, Text out) except -1:
+    """Whether a value of BOOLEAN, FLOAT or DOUBLE was put, which all forms have alike."""
+    cdef int truth
+    cdef double double_number
+    cdef float float_number
+    if kind == BOOLEAN:
+        truth = boolean(scan)
+        if truth >= 0:
+            out.put_byte(truth)
+        return truth >= 0
+    if not real(scan, &double_number):
+        return False
+    if kind == DOUBLE:
+        out.put(&double_number, 8)
+        return True
+    float_number = <float>double_number
+    if isinf(float_number) and not isinf(double_number):
+        return False
+    out.put(&float_number, 4)
+    return True
+
+
+cdef bint put_pair(Codec key, Codec item, Scan* scan, Text out) except -1:
+    """Whether the list of a key and its value that comes next was put."""
+    return (
+        taken(scan, b"[") and key.put(scan, out) and taken(scan, b",")
+        and item.put(scan, out) and taken(scan, b"]")
+    )
+
+
+cdef bint follows(MapKeys* last, Text out, Py_ssize_t at, Py_ssize_t size) noexcept:
+    """Whether a map's key comes behind the last one in hstore's order: so no key comes twice.
+
+    It is then the last one. `size` -1: there was none.
+    """
+    if size < last.size or size < 0:
+        return False
+    if size == last.size and memcmp(out.buffer + at, out.buffer + last.at, size) <= 0:
+        return False
+    last.at, last.size = at, size
+    return True
 
 
 cdef class Codec:

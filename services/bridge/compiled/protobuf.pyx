@@ -9,16 +9,15 @@
 A field that may be null is there if it has a value, also 0; a needed one if that is not 0 or empty.
 """
 
-from libc.math cimport isinf
-from libc.stdint cimport INT32_MAX, INT32_MIN, int64_t, uint8_t, uint64_t
-from libc.string cimport memcmp
+from libc.stdint cimport int64_t, uint64_t
 
 from sys import byteorder
 
-from services.bridge.compiled.codecs cimport Codec, Fields, Transcoder
-from services.bridge.compiled.scan cimport (
-    Scan, boolean, integer, null, put_base64, put_string, real, taken
+from services.bridge.compiled.codecs cimport (
+    ARRAY, BOOLEAN, BYTES, DECIMAL, DOUBLE, FLOAT, INT, LONG, MAP, PAIRS, STRING, STRUCT, Codec,
+    Fields, MapKeys, Transcoder, begun, follows, kind_of, more, number_of, put_pair, put_plain
 )
+from services.bridge.compiled.scan cimport Scan, null, put_base64, put_string, taken
 from services.bridge.compiled.text cimport Text
 
 include "digest.pxi"
@@ -29,36 +28,6 @@ cdef enum:
     SIZED = 2
     FIXED32 = 5
     FIRST_FIELD = 10  # the tag of a field with a size and the number 1
-
-cdef enum:
-    BOOLEAN = 1
-    INT = 2
-    LONG = 3
-    FLOAT = 4
-    DOUBLE = 5
-    STRING = 6
-    BYTES = 7
-    DECIMAL = 8
-    STRUCT = 9
-    ARRAY = 10
-    MAP = 11
-    PAIRS = 12
-
-KINDS = {
-    "boolean": BOOLEAN,
-    "int8": INT,
-    "int16": INT,
-    "int32": INT,
-    "int64": LONG,
-    "float": FLOAT,
-    "double": DOUBLE,
-    "string": STRING,
-    "bytes": BYTES,
-    "struct": STRUCT,
-    "array": ARRAY,
-    "map": MAP,
-}
-
 
 def transcoder(schema, numbers, decimal_constants, bytes head, otherwise):
     if byteorder != "little":  # doubles are copied as they are
@@ -86,7 +55,7 @@ cdef class Plan:
         cdef ProtobufCodec made = ProtobufCodec()
         cdef Text tag = Text()
         constants = self.decimal_constants(schema)
-        made.kind = KINDS[schema["type"]] if constants is None else DECIMAL
+        made.kind = kind_of(schema) if constants is None else DECIMAL
         made.optional = schema["optional"]
         if made.kind == DECIMAL:
             for number_of_field, value in enumerate(constants, 2):
@@ -99,11 +68,9 @@ cdef class Plan:
             made.fields = self.fields_of(schema)
         elif made.kind == ARRAY:
             made.item = self.codec_of(schema["items"], 1)
-        elif made.kind == MAP:
+        elif made.kind == MAP or made.kind == PAIRS:
             made.key = self.codec_of(schema["keys"], 1)
             made.item = self.codec_of(schema["values"], 2)
-            if made.key.kind != STRING:
-                made.kind = PAIRS
         tag.put_varint(<uint64_t>number << 3 | wire_type(made.kind))
         made.tag = tag.whole()
         return made
@@ -142,40 +109,19 @@ cdef class ProtobufCodec(Codec):
 
     cdef bint put_value(self, Scan* scan, Text out) except -1:
         """As `put`, of a value that is not null, without its tag."""
-        cdef int truth
         cdef int64_t number
-        cdef double double_number
-        cdef float float_number
         cdef Py_ssize_t begin
         if self.kind == STRING:
             return put_string(scan, out, 0) >= 0
         if self.kind == LONG or self.kind == INT:
-            if not integer(scan, &number):
-                return False
-            if self.kind == INT and not INT32_MIN <= number <= INT32_MAX:
+            if not number_of(self.kind, scan, &number):
                 return False
             out.put_varint(<uint64_t>number)
             return True
         if self.kind == BYTES:
             return put_base64(scan, out, 0) >= 0
-        if self.kind == BOOLEAN:
-            truth = boolean(scan)
-            if truth >= 0:
-                out.put_byte(truth)
-            return truth >= 0
-        if self.kind == DOUBLE:
-            if real(scan, &double_number):
-                out.put(&double_number, 8)
-                return True
-            return False
-        if self.kind == FLOAT:
-            if not real(scan, &double_number):
-                return False
-            float_number = <float>double_number
-            if isinf(float_number) and not isinf(double_number):
-                return False
-            out.put(&float_number, 4)
-            return True
+        if self.kind < STRING:
+            return put_plain(self.kind, scan, out)
         begin = out.open()
         if not self.put_content(scan, out):
             return False
@@ -210,11 +156,8 @@ cdef class ProtobufCodec(Codec):
     cdef bint put_items(self, Scan* scan, Text out) except -1:
         """One field for each item, which is a message of its own where it may be null."""
         cdef Py_ssize_t begin
-        if not taken(scan, b"["):
-            return False
-        if taken(scan, b"]"):
-            return True
-        while True:
+        cdef int comes = begun(scan, b"[", b"]")
+        while comes > 0:
             out.put_byte(FIRST_FIELD)
             if self.item.optional:
                 begin = out.open()
@@ -223,76 +166,57 @@ cdef class ProtobufCodec(Codec):
                 out.close(begin, out.size - begin)
             elif not self.item.put_value(scan, out):
                 return False
-            if taken(scan, b"]"):
-                return True
-            if not taken(scan, b","):
-                return False
+            comes = more(scan, b"]")
+        return comes == 0
 
     cdef bint put_numbers(self, Scan* scan, Text out) except -1:
         """One field for all items, one behind the other; none where there are none."""
         cdef Py_ssize_t begin
-        if not taken(scan, b"["):
-            return False
-        if taken(scan, b"]"):
+        cdef int comes = begun(scan, b"[", b"]")
+        if comes == 0:
             return True
         out.put_byte(FIRST_FIELD)
         begin = out.open()
-        while True:
+        while comes > 0:
             if not self.item.put_value(scan, out):
                 return False
-            if taken(scan, b"]"):
-                break
-            if not taken(scan, b","):
-                return False
+            comes = more(scan, b"]")
+        if comes < 0:
+            return False
         out.close(begin, out.size - begin)
         return True
 
     cdef bint put_pairs(self, Scan* scan, Text out) except -1:
         cdef Py_ssize_t begin
-        if not taken(scan, b"["):
-            return False
-        if taken(scan, b"]"):
-            return True
-        while True:
+        cdef int comes = begun(scan, b"[", b"]")
+        while comes > 0:
             out.put_byte(FIRST_FIELD)
             begin = out.open()
-            if not (
-                taken(scan, b"[") and self.key.put(scan, out) and taken(scan, b",")
-                and self.item.put(scan, out) and taken(scan, b"]")
-            ):
+            if not put_pair(self.key, self.item, scan, out):
                 return False
             out.close(begin, out.size - begin)
-            if taken(scan, b"]"):
-                return True
-            if not taken(scan, b","):
-                return False
+            comes = more(scan, b"]")
+        return comes == 0
 
     cdef bint put_map(self, Scan* scan, Text out) except -1:
-        """A map whose keys come in hstore's order, so that no key comes twice."""
-        cdef Py_ssize_t begin, size, at, last_size = -1, last = 0
-        if not taken(scan, b"{"):
-            return False
-        if taken(scan, b"}"):
-            return True
-        while True:
+        """A map whose keys come in hstore's order."""
+        cdef Py_ssize_t begin, size
+        cdef MapKeys last = MapKeys(0, -1)
+        cdef int comes = begun(scan, b"{", b"}")
+        while comes > 0:
             out.put_byte(FIRST_FIELD)
             begin = out.open()
             out.put_byte(FIRST_FIELD)
             size = put_string(scan, out, 0)
-            at = out.size - size
-            if size < 0 or size < last_size:
-                return False
-            if size == last_size and memcmp(out.buffer + at, out.buffer + last, size) <= 0:
+            if not follows(&last, out, out.size - size, size):
                 return False
             if size == 0 and not self.key.optional:  # as any needed string
                 out.size = begin
             if not taken(scan, b":") or not self.item.put(scan, out):
                 return False
-            last_size, last = size, at + out.close(begin, out.size - begin)
-            if taken(scan, b"}"):
-                return True
-            if not taken(scan, b","):
-                return False
+            last.at += out.close(begin, out.size - begin)
+            comes = more(scan, b"}")
+        return comes == 0
 
 
 cdef bint only_zeros(Text out, Py_ssize_t at) noexcept:
