@@ -7,10 +7,9 @@ from typing import Any, Final, NamedTuple
 from schemas.errors import BadInput, ExitCode
 from schemas.events import DivergenceRecord
 from schemas.shaping import field_name
+from schemas.wire import MAGIC
 from slotbridge.consumer.position import Partition
 
-_MAGIC: Final = b"\0"
-"""The first byte of what a serializer of a schema registry writes; the schema's id follows."""
 _OPERATION: Final = "read transactions"
 
 
@@ -36,7 +35,7 @@ class RowEvent(NamedTuple):
 
 def parse_document(text: bytes | str, at: RecordPlace, part: str = "value") -> Any:
     """Parse the key or the value of a record. Raise BadInput where it is not JSON."""
-    if _encoded(text)[:1] == _MAGIC:
+    if _encoded(text)[:1] == MAGIC:
         raise _of_registry(at, part)
     try:
         document = json.loads(text)

@@ -18,13 +18,13 @@ from typing import Any, Final
 import fastavro
 
 from schemas.events import UNAVAILABLE
+from schemas.wire import COLUMN
 from spark_consumers.formats import json_forms
 from spark_consumers.formats.floats import double_text, real_text, short_text
 from spark_consumers.formats.json_forms import UNAVAILABLE_TEXT, UnreadableRecord, Write
 
 Read = Callable[[bytes], str]
 """A record's content, behind the schema's id, to its JSON text. Raises UnreadableRecord."""
-COLUMN: Final = "slotbridge.column"
 _ENTRY: Final = "io.confluent.connect.avro.MapEntry"
 _DATA: Final = "io.debezium.data."
 _ENCODED_NUMBERS: Final = ("org.apache.kafka.connect.data.Decimal", f"{_DATA}Bits")

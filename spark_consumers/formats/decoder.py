@@ -13,13 +13,12 @@ from base64 import b64encode
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from schemas import wire
 from spark_consumers.formats.avro_text import avro_reader
 from spark_consumers.formats.json_forms import UnreadableRecord
 from spark_consumers.formats.protobuf_text import protobuf_reader
 
 Read = Callable[[bytes], str]
-_MAGIC: Final = b"\0"
-_HEAD_BYTES: Final = 5
 _READERS: Final[dict[str, Callable[[str], Read]]] = {
     "AVRO": avro_reader,
     "PROTOBUF": protobuf_reader,
@@ -51,16 +50,16 @@ class Decoder:
             return None if key is None else _unreadable(key, told), _unreadable(value, told)
 
     def _json(self, data: bytes) -> bytes:
-        if data[:1] != _MAGIC:
+        if data[:1] != wire.MAGIC:
             return data
-        if len(data) < _HEAD_BYTES:
+        schema_id = wire.schema_id(data)
+        if schema_id is None:
             raise UnreadableRecord("there is no schema's id")
-        schema_id = int.from_bytes(data[1:_HEAD_BYTES], "big")
         read = self._readers.get(schema_id)
         if read is None:
             read = self._readers[schema_id] = self._reader(schema_id)
         try:
-            return read(data[_HEAD_BYTES:]).encode()
+            return read(data[wire.HEAD_BYTES :]).encode()
         except UnicodeError as error:
             raise UnreadableRecord("the text is not UTF-8") from error
 

@@ -20,14 +20,13 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from schemas.events import UNAVAILABLE
+from schemas.wire import FIRST_MESSAGE
 from spark_consumers.formats import json_forms
 from spark_consumers.formats.floats import double_text, real_text, short_text
 from spark_consumers.formats.json_forms import UNAVAILABLE_TEXT, UnreadableRecord, Write
 from spark_consumers.formats.proto_files import OPTIONAL, proto_descriptor
 
 Read = Callable[[bytes], str]
-FIRST_MESSAGE: Final = b"\0"
-"""The path to the message within its file, in the form that Confluent shortens it to."""
 _PLAIN: Final[dict[int, Write]] = {
     FieldDescriptor.TYPE_STRING: quoted,
     FieldDescriptor.TYPE_BOOL: json_forms.boolean,

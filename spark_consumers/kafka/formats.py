@@ -26,6 +26,7 @@ from schemas.errors import SlotbridgeError
 from schemas.events import UNAVAILABLE
 from schemas.kafka import KafkaSettings
 from schemas.registry import RegistrySettings
+from schemas.wire import HEAD_BYTES, MAGIC
 from spark_consumers.events.changes import PLACE_COLUMNS
 from spark_consumers.formats.registry_failure import failure_text
 
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from spark_consumers.formats.decoder import Decoder
 
 _BINARY: Final = {"avro", "protobuf"}
-_HEAD: Final = b"\0"
-_CONTENT: Final = 6
-"""The place of a content's first byte, behind a schema's id; SQL counts from 1."""
 _ENVELOPE: Final = b'{"payload":{'
 _NUMBERS: Final = json.dumps([*UNAVAILABLE.encode()], separators=(",", ":"))
 _BOOLEANS: Final = json.dumps(
@@ -67,9 +65,9 @@ def _json_text(name: str) -> Column:
     """Return the JSON text in a key or value that has it behind an id, in an envelope or alone."""
     data = F.col(name)
     text = data.cast("string")
-    content = F.substring(data, _CONTENT, 2**31 - 1)
+    content = F.substring(data, HEAD_BYTES + 1, 2**31 - 1)  # SQL counts from 1
     payload = F.from_json(text, "payload string").getField("payload")
-    headed = data.startswith(F.lit(_HEAD))
+    headed = data.startswith(F.lit(MAGIC))
     return (
         F.when(headed & content.startswith(F.lit(b"{")), content.cast("string"))
         .when(headed, F.base64(data))

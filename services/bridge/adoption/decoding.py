@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from schemas import wire
 from schemas.kafka import Format
-from services.bridge.events.formats import wire
 
 Decode = Callable[[bytes], Any]
 _ENVELOPE: Final = {"payload", "schema"}

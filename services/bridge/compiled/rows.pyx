@@ -33,7 +33,7 @@ cdef extern from "Python.h":
 
 
 cdef bytes as_bytes(str text):
-    """As services.bridge.events.formats.wire.text_as_bytes."""
+    """As schemas.wire.text_as_bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -23,8 +23,8 @@ from struct import error as StructError
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from schemas import wire
 from services.bridge import compiled
-from services.bridge.events.formats import wire
 from services.bridge.events.formats.table_format import Serialize
 from services.bridge.events.values import datetimes, plain
 from services.bridge.events.values.plain import Encode

@@ -13,9 +13,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
+from schemas import wire
 from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, own_topics, prepared_topic
 from schemas.shaping import POSITION, field_name
-from services.bridge.events.formats import wire
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.transactions.staging import DECIDED_AT
 

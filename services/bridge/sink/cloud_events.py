@@ -18,8 +18,8 @@ from typing import Final
 
 from schemas.events import schema_topic
 from schemas.kafka import REGISTERED, Format, KafkaSettings
+from schemas.wire import schema_id
 from services.bridge.events.event import Event, Stamp
-from services.bridge.events.formats.wire import HEAD_BYTES, MAGIC
 from services.bridge.events.shaping.outbox import PLACE_HEADER
 from services.bridge.transactions.assembler import EventBatch
 
@@ -95,7 +95,7 @@ class CloudEvents:
             ("ce_subject", event.table),
             ("ce_time", time),
         ]
-        if self._schemas and value[:1] == MAGIC:
-            schema_id = int.from_bytes(value[1:HEAD_BYTES], "big")
-            headers.append(("ce_dataschema", f"{self._schemas}{schema_id}"))
+        found = schema_id(value) if self._schemas else None
+        if found is not None:
+            headers.append(("ce_dataschema", f"{self._schemas}{found}"))
         return event._replace(headers=headers)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from schemas.shaping import field_name
+from schemas.wire import HEAD_BYTES, MAGIC
 from services.bridge import compiled
 from services.bridge.events.event import Event
-from services.bridge.events.formats.wire import HEAD_BYTES, MAGIC
 from services.bridge.events.shaping.outbox import PLACE_HEADER, Headers
 
 Counts = dict[tuple[str, str], list[int]]

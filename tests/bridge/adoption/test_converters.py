@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from schemas import wire
 from schemas.settings import Settings
 from services.bridge.adoption.connector import connector_of
 from services.bridge.adoption.converters import APICURIO, CONFLUENT, Converted, converted
 from services.bridge.adoption.decoding import decoder, form_of
 from services.bridge.adoption.translation import differences, translate
-from services.bridge.events.formats import avro, connect, connect_keys, wire
+from services.bridge.events.formats import avro, connect, connect_keys
 from services.bridge.recovery.event_positions import position_of
 from tests.bridge.adoption.test_connector import CONFIG, WORKER
 

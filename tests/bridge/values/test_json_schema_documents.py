@@ -10,9 +10,10 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 from hypothesis import given
 
+from schemas import wire
 from schemas.settings import ValueSettings
 from services.bridge.events.errors import UnfitValue
-from services.bridge.events.formats import connect, json_schema, wire
+from services.bridge.events.formats import connect, json_schema
 from services.bridge.events.formats.strict_encoders import FiniteEncoders
 from services.bridge.recovery.event_positions import EventPosition, position_of
 from tests.bridge.values.documents import rows

@@ -19,17 +19,17 @@ from typing import Any, Final
 
 import fastavro
 
+from schemas import wire
 from schemas.shaping import FlatSettings
 from services.bridge import compiled
 from services.bridge.events import fields
 from services.bridge.events.errors import UnfitValue
-from services.bridge.events.formats import connect, wire
+from services.bridge.events.formats import connect
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.names import adjusted, adjusted_column, adjusted_fields
 from services.bridge.events.formats.row_json import document_of
 
 REGISTRY_TYPE: Final = "AVRO"
-COLUMN: Final = "slotbridge.column"
 Convert = Callable[[Any], Any]
 _KINDS: Final = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
 _NARROW: Final = ("int8", "int16")
@@ -144,7 +144,7 @@ def _record(schema: Schema, defined: set[str]) -> Any:
         return name
     defined.add(name)
     fields = [
-        _field(name, field, defined) | ({} if column == name else {COLUMN: column})
+        _field(name, field, defined) | ({} if column == name else {wire.COLUMN: column})
         for name, (column, field) in adjusted_fields(schema, "Avro").items()
     ]
     namespace, _, last = name.rpartition(".")

@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from services.bridge.events.formats import avro, connect, wire
+from schemas import wire
+from services.bridge.events.formats import avro, connect
 from services.bridge.events.formats.connect import Schema
 
 CLOSING: Final = "}"

@@ -18,7 +18,8 @@ Objects have no other properties than those named: a new column is compatible un
 import json
 from typing import Any, Final
 
-from services.bridge.events.formats import connect, wire
+from schemas import wire
+from services.bridge.events.formats import connect
 from services.bridge.events.formats.connect import Schema
 
 REGISTRY_TYPE: Final = "JSON"

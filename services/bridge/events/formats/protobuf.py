@@ -19,11 +19,12 @@ from zlib import crc32
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
+from schemas import wire
 from schemas.shaping import POSITION, FlatSettings, field_name
 from services.bridge import compiled
 from services.bridge.events import fields
 from services.bridge.events.errors import UnfitValue
-from services.bridge.events.formats import connect, wire
+from services.bridge.events.formats import connect
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.names import adjusted, adjusted_fields
 from services.bridge.events.formats.proto_text import proto_text
@@ -51,8 +52,6 @@ _DECIMAL: Final = connect.struct(
     },
     version=1,
 )
-_FIRST_MESSAGE: Final = b"\0"
-"""The path to the message within its file, in the form that Confluent shortens it to."""
 _FLAT: Final = b"\x10"
 """The second field of a flat row is a number, that of an envelope a message."""
 _OWN_NUMBERS: Final = {field_name(name): number for number, name in enumerate(POSITION, 1)}
@@ -92,7 +91,7 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
     The function raises UnfitValue for JSON that does not fit. It is a compiled transcoder if that
     was built, which leaves to the library what is not as usual.
     """
-    head = wire.head(schema_id) + _FIRST_MESSAGE
+    head = wire.head(schema_id) + wire.FIRST_MESSAGE
     by_library = _library_serializer(schema, head)
     if (engine := compiled.engine) is None:
         return by_library

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple, Protocol
 
+from schemas import wire
 from schemas.events import table_topic
 from schemas.kafka import REGISTERED, Format, KafkaSettings
 from schemas.naming import Naming
 from schemas.registry import SubjectNaming
 from services.bridge.events import fields
 from services.bridge.events.event import FIRST_PARTITION
-from services.bridge.events.formats import connect, json_schema, wire
+from services.bridge.events.formats import connect, json_schema
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.strict_encoders import FiniteEncoders, StrictEncoders
 from services.bridge.events.formats.type_schemas import column_schema

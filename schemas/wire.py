@@ -1,15 +1,18 @@
-"""The bytes before a key or value whose schema is in a registry, as Confluent writes them. Pure.
+"""Keys and values of records whose schema is in a registry, as Confluent writes them. Pure.
 
     zero byte, the schema's id in the registry (4 bytes, big-endian), content
 
-The content's first byte tells the format: 2 in Avro, `{` in JSON, 0 in Protobuf, where it stands
-for the path to the message within its file.
+The content's first byte tells the format: 2 in Avro, `{` in JSON, 0 in Protobuf (FIRST_MESSAGE).
 """
 
 from typing import Final
 
 MAGIC: Final = b"\0"
 HEAD_BYTES: Final = 5
+FIRST_MESSAGE: Final = b"\0"
+"""The path to a Protobuf message within its file, in the form that Confluent shortens it to."""
+COLUMN: Final = "slotbridge.column"
+"""The property of a field in Avro that has its column's name, where Avro does not allow that."""
 ERRORS: Final = "surrogateescape"
 """The error handler with which any bytes become text and the same bytes again."""
 
