@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, SlotbridgeError
 from schemas.settings import Settings, load_settings, require
 from schemas.version import print_version
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.terminal import (
-    Config,
     Json,
     exit_codes,
     interval_seconds,
@@ -51,7 +51,7 @@ def _options(
 
 @app.command()
 def run(
-    config: Config,
+    config: ConfigFile,
     as_json: Json = False,
     until_idle: Annotated[
         float | None,
@@ -88,7 +88,7 @@ def run(
 
 @app.command()
 def verify(
-    config: Config,
+    config: ConfigFile,
     as_json: Json = False,
     table: Annotated[
         list[str] | None, typer.Option(help="Source table as schema.table. Repeatable.")
@@ -136,7 +136,7 @@ def verify(
 
 @app.command()
 def audit(
-    config: Config,
+    config: ConfigFile,
     table: Annotated[
         list[str] | None, typer.Argument(help="Source tables as schema.table; none: all.")
     ] = None,
@@ -180,7 +180,7 @@ def audit(
 
 @app.command()
 def rebuild(
-    config: Config,
+    config: ConfigFile,
     table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
     *,
     cancel: Annotated[
@@ -200,7 +200,7 @@ def rebuild(
 
 @app.command()
 def unpark(
-    config: Config,
+    config: ConfigFile,
     table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
     *,
     accept_dead_letters: Annotated[
@@ -221,7 +221,7 @@ def unpark(
 
 
 @app.command()
-def maintain(config: Config, as_json: Json = False) -> None:
+def maintain(config: ConfigFile, as_json: Json = False) -> None:
     """Compact tables, remove old epochs and orphaned files. `run` may run meanwhile."""
     with exit_codes(as_json=as_json), _operating(config) as operator:
         for done in operator.maintain():
@@ -235,7 +235,7 @@ def maintain(config: Config, as_json: Json = False) -> None:
 
 
 @app.command()
-def epochs(config: Config, as_json: Json = False) -> None:
+def epochs(config: ConfigFile, as_json: Json = False) -> None:
     """List the epochs that are kept: number, LSN, tag, commit time, snapshots."""
     with exit_codes(as_json=as_json), _operating(config) as operator:
         for found in operator.epochs():
@@ -244,7 +244,7 @@ def epochs(config: Config, as_json: Json = False) -> None:
 
 @app.command()
 def tag(
-    config: Config,
+    config: ConfigFile,
     as_of: Annotated[str, typer.Option(help="Take the last epoch up to this LSN.")],
     as_json: Json = False,
 ) -> None:
@@ -256,7 +256,7 @@ def tag(
 
 @app.command()
 def blame(
-    config: Config,
+    config: ConfigFile,
     table: Annotated[str, typer.Option(help="Source table as schema.table.")],
     key: Annotated[
         list[str],
@@ -276,7 +276,7 @@ def blame(
 
 @app.command()
 def status(
-    config: Config,
+    config: ConfigFile,
     as_json: Json = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")
@@ -327,7 +327,7 @@ def executor() -> None:
 
 @app.command()
 def restore(
-    config: Config,
+    config: ConfigFile,
     as_of: Annotated[str, typer.Option(help="LSN: take the last epoch up to it.")],
     into: Annotated[
         str,

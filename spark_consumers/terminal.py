@@ -8,7 +8,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -23,10 +22,6 @@ _OF_SPARK = frozenset({"numpy", "py4j", "pyarrow", "pyroaring", "pyspark"})
 """The packages of the extra `spark`."""
 _SIGNALLED = 128
 """Exit codes of a process that a signal has ended begin behind it, as those of shells do."""
-Config = Annotated[
-    Path,
-    typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from schemas.config_option import CONFIG_OPTION, ConfigFile
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, load_settings, require
@@ -26,9 +27,6 @@ from services.runtime.process import configure_logging, exit_codes
 _UNJUDGED = (
     "not judged: whether Kafka has all that Debezium has confirmed: Kafka Connect has no offset of "
     "the connector"
-)
-ConfigOption = typer.Option(
-    "--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."
 )
 ConnectorFile = Annotated[
     Path,
@@ -53,7 +51,7 @@ Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON documen
 def adopt(
     from_debezium: ConnectorFile,
     worker: WorkerFile = None,
-    config: Annotated[Path | None, ConfigOption] = None,
+    config: Annotated[Path | None, CONFIG_OPTION] = None,
     write: Annotated[
         Path | None,
         typer.Option(help="Translate the connector's configuration into this new file, and end."),
@@ -162,7 +160,7 @@ def _require_none_late(late: list[str]) -> None:
 
 
 def release(
-    config: Annotated[Path, ConfigOption],
+    config: ConfigFile,
     to_debezium: ConnectorFile,
     worker: WorkerFile = None,
     yes: Yes = False,

@@ -9,6 +9,7 @@ from typing import Annotated
 import structlog
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.version import print_version
@@ -31,10 +32,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-ConfigFile = Annotated[
-    Path,
-    typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
-]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
 for command in (
     *(init, check_config, doctor, publication, recover, adopt, release),

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import structlog
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, SettingsError
 from schemas.lsn import format_lsn
 from schemas.naming import table_matches
@@ -29,10 +30,7 @@ _NOTHING: Final = "nothing to recover: the bridge can start as it is"
 
 
 def recover(
-    config: Annotated[
-        Path,
-        typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
-    ],
+    config: ConfigFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[
         bool,

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import SettingsError
 from schemas.settings import Settings, load_settings
 from services.bridge.events.shaping.tables import Shaping
@@ -68,10 +69,7 @@ def init(
 
 
 def check_config(
-    config: Annotated[
-        Path,
-        typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
-    ],
+    config: ConfigFile,
 ) -> None:
     """Check the configuration file: keys, values, token files. Connects to no server.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode
 from schemas.events import progress_topic
 from schemas.settings import load_settings, require
@@ -23,10 +24,6 @@ snapshot = typer.Typer(
     help="Show and control snapshots: rows older than the slot.", no_args_is_help=True
 )
 _STALLED_S: Final = 60.0
-ConfigFile = Annotated[
-    Path,
-    typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
-]
 Tables = Annotated[list[str] | None, typer.Argument(help="Tables as schema.table; default: all.")]
 
 

@@ -1,11 +1,11 @@
 """The command `slotbridge doctor`: advice with evidence, consequence and the exact change."""
 
 import json as json_module
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode
 from schemas.settings import load_settings, require
 from services.bridge.doctor.facts import Facts
@@ -14,10 +14,7 @@ from services.runtime.process import configure_logging, exit_codes
 
 
 def doctor(
-    config: Annotated[
-        Path,
-        typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
-    ],
+    config: ConfigFile,
     json: Annotated[
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,

@@ -10,6 +10,7 @@ from typing import Annotated
 import psycopg
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from schemas.naming import schema_and_table
 from schemas.settings import Settings, SourceSettings, load_settings, require
@@ -54,10 +55,7 @@ _BY_ITSELF = (
 
 
 def publication(
-    config: Annotated[
-        Path,
-        typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
-    ],
+    config: ConfigFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the statements, for psql.")

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, SettingsError, SlotbridgeError
 from schemas.settings import FailoverSettings
 from services.failover.checks.readiness import candidate
@@ -22,7 +23,6 @@ from services.failover.cli import output
 from services.failover.cli.options import (
     Accept,
     AcceptLoss,
-    Config,
     DryRun,
     Fence,
     IsOff,
@@ -62,7 +62,7 @@ Choose = Callable[[Cluster, View, Request], Chosen]
 
 
 def failover(
-    config: Config,
+    config: ConfigFile,
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -100,7 +100,7 @@ def failover(
 
 
 def switchover(
-    config: Config,
+    config: ConfigFile,
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -141,7 +141,7 @@ def switchover(
 
 
 def resume(
-    config: Config,
+    config: ConfigFile,
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -192,7 +192,7 @@ def _age_s(begun: Entry) -> float:
 
 
 def repoint(
-    config: Config,
+    config: ConfigFile,
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -212,7 +212,7 @@ def repoint(
 
 
 def rejoin(
-    config: Config,
+    config: ConfigFile,
     node: Annotated[str, typer.Argument(help="The node to make a standby again.")],
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -241,7 +241,7 @@ def rejoin(
 
 
 def plan(
-    config: Config,
+    config: ConfigFile,
     as_json: Json = False,
     accept_loss_of: Accept = None,
     accept_data_loss: AcceptLoss = None,

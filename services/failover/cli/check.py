@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, SettingsError
 from schemas.settings import FailoverSettings
 from services.failover.checks.check_report import Checkup, check_up
 from services.failover.checks.model import Order
 from services.failover.cli import output
-from services.failover.cli.options import Config, Json, settings_of
+from services.failover.cli.options import Json, settings_of
 from services.failover.execute.fix import Fixes, fixes_of, repair
 from services.failover.execute.history import read_history
 from services.failover.execute.journal import FIX
@@ -24,7 +25,7 @@ from services.runtime.process import configure_logging, exit_codes
 
 
 def check(
-    config: Config,
+    config: ConfigFile,
     as_json: Json = False,
     nagios: Annotated[
         bool, typer.Option("--nagios", help="Answer as a monitoring plugin: one line, exit 0 to 3.")

@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from schemas.settings import FailoverSettings
 from services.failover.checks.check_report import require_single_primary
 from services.failover.checks.readiness import candidate
 from services.failover.cli import output
-from services.failover.cli.options import Config, Json, settings_of
+from services.failover.cli.options import Json, settings_of
 from services.failover.drill.clone import Clone, Programs
 from services.failover.drill.outcome import DrillPart, Outcome
 from services.failover.drill.rehearsal import Rehearsal, reachable
@@ -25,7 +26,7 @@ from services.runtime.process import exit_codes
 
 
 def drill(
-    config: Config,
+    config: ConfigFile,
     as_json: Json = False,
     standby: Annotated[
         str,

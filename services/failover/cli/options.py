@@ -10,10 +10,6 @@ from schemas.settings import FailoverSettings, load_settings, require
 from services.failover.model.view import View
 from services.failover.observe.bridge_client import Bridge, bridge_of
 
-Config = Annotated[
-    Path,
-    typer.Option("--config", "-c", envvar="SLOTBRIDGE_CONFIG", help="YAML configuration file."),
-]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document on stdout.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 DryRun = Annotated[

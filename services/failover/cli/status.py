@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from schemas.config_option import ConfigFile
 from schemas.errors import SlotbridgeError
 from services.failover.cli import output
-from services.failover.cli.options import Config, Json, settings_of
+from services.failover.cli.options import Json, settings_of
 from services.failover.execute.history import history_as_json, read_history, unfinished
 from services.failover.execute.lock import holder
 from services.failover.execute.pair_status import status_of
@@ -18,7 +19,7 @@ from services.failover.observe.server_link import Unreachable
 from services.runtime.process import exit_codes
 
 
-def status(config: Config, as_json: Json = False) -> None:
+def status(config: ConfigFile, as_json: Json = False) -> None:
     """Show on one screen the primary, its fence, lag, an unfinished run and the lock.
 
     Exit codes: 0 all is well; 1 something is not well; 35 two servers take writes.
@@ -58,7 +59,7 @@ def _holders(cluster: Cluster, view: View, database: str) -> list[str]:
 
 
 def history(
-    config: Config,
+    config: ConfigFile,
     as_json: Json = False,
     count: Annotated[int, typer.Option("--last", help="How many runs to print.")] = 10,
 ) -> None:

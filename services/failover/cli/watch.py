@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from services.failover.cli.options import Config, settings_of
+from schemas.config_option import ConfigFile
+from services.failover.cli.options import settings_of
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.request import Request
 from services.runtime.process import Probes, configure_logging, exit_codes, stop_on_signals
 
 
 def watch(
-    config: Config,
+    config: ConfigFile,
     json_lines: Annotated[
         bool, typer.Option("--json", help="Write the log as JSON lines.")
     ] = False,
