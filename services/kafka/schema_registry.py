@@ -136,14 +136,18 @@ class SchemaRegistry:
 
         with self._explained("ask for a schema", ""):
             try:
-                found = self._client.get_schema(schema_id)
+                return self._get(schema_id)
             except SchemaRegistryError as error:
                 if error.error_code == _NO_SCHEMA:
                     return None
                 raise
-            if found.schema_str is None:
-                raise ValueError("an answer without a schema")
-            return str(found.schema_type or "AVRO"), found.schema_str
+
+    def _get(self, schema_id: int) -> tuple[str, str]:
+        """Return kind and text of a schema. Raise what the client raises, or ValueError."""
+        found = self._client.get_schema(schema_id)
+        if found.schema_str is None:
+            raise ValueError("an answer without a schema")
+        return str(found.schema_type or "AVRO"), found.schema_str
 
     def schema_text(self, schema_id: int, while_waiting: Callable[[], None] = lambda: None) -> str:
         """Return the schema with this id, which never changes.
@@ -153,7 +157,7 @@ class SchemaRegistry:
         if schema_id not in self._texts:
             while_waiting()
             with self._explained("read a schema", f"id {schema_id}"):
-                self._texts[schema_id] = str(self._client.get_schema(schema_id).schema_str)
+                self._texts[schema_id] = self._get(schema_id)[1]
         return self._texts[schema_id]
 
     def look(self, subject: str, schema: str, kind: str) -> int | None:

@@ -16,9 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from schemas.errors import OperatorNeeded
 from schemas.lsn import format_lsn
-from slotbridge.consumer.position import Partition, Position
+from slotbridge.consumer.position import OPERATION, Partition, Position
 
-_OPERATION: Final = "read transactions"
 _REMEMBERED: Final = 100_000
 """Transactions that were given, of which an event may come again, or without its END."""
 
@@ -165,7 +164,7 @@ class Assembly:
             raise OperatorNeeded(
                 f"the transaction at {format_lsn(end.commit_lsn)} comes behind that at "
                 f"{format_lsn(self._last_end)}: the bridge has gone on from an earlier position",
-                operation=_OPERATION,
+                operation=OPERATION,
                 subject=f"{self._ends_at[0]}, offset {end.offset}",
                 lsn=end.commit_lsn,
                 hint="an operator has accepted a divergence (docs/DELIVERY.md): begin anew",
@@ -275,7 +274,7 @@ class Assembly:
         return OperatorNeeded(
             f"Kafka has events of a transaction, and not its END in {self._ends_at[0]}: retention "
             "has removed it there, or the bridge did not write any then",
-            operation=_OPERATION,
+            operation=OPERATION,
             subject=place or next(places, self._ends_at[0]),
             lsn=commit_lsn,
             hint=f"keep {self._ends_at[0]} for at least as long as the topics of tables. To begin "

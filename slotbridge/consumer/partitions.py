@@ -8,13 +8,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from schemas.errors import OperatorNeeded
 from services.kafka.client import kafka_error, make_client, passing
-from slotbridge.consumer.position import Partition
+from slotbridge.consumer.position import OPERATION, Partition
 
 _RECORDS_AT_ONCE: Final = 500
 _REQUEST_S: Final = 10.0
 _FETCH_WAIT_MS: Final = 100
 _JUST_MADE: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION)
-_OPERATION: Final = "read transactions"
 Options = Mapping[str, str | int | float | bool]
 
 
@@ -56,7 +55,7 @@ class Partitions:
         try:
             found = self._asking.list_topics(topic, timeout=_REQUEST_S).topics[topic]
         except KafkaException as error:
-            raise kafka_error(error, _OPERATION, topic) from error
+            raise kafka_error(error, OPERATION, topic) from error
         return [] if found.error is not None else [(topic, n) for n in sorted(found.partitions)]
 
     def bounds(self, partition: Partition) -> tuple[int, int] | None:
@@ -70,7 +69,7 @@ class Partitions:
         except KafkaException as error:
             if passing(error.args[0]) or error.args[0].code() in _JUST_MADE:
                 return None
-            raise kafka_error(error, _OPERATION, partition[0]) from error
+            raise kafka_error(error, OPERATION, partition[0]) from error
 
     def add(self, starts: Mapping[Partition, int]) -> None:
         """Begin to read partitions, each at its offset."""
@@ -108,14 +107,14 @@ class Partitions:
             elif failure.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
                 raise removed(topic)
             elif not passing(failure):
-                raise kafka_error(KafkaException(failure), _OPERATION, topic)
+                raise kafka_error(KafkaException(failure), OPERATION, topic)
 
 
 def removed(topic: str) -> OperatorNeeded:
     """Return the error for records that Kafka has removed before they were read."""
     return OperatorNeeded(
         "Kafka has removed records that were not read yet",
-        operation=_OPERATION,
+        operation=OPERATION,
         subject=topic,
         hint="the topic's retention was too short, or it was made again: begin anew",
     )

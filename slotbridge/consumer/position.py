@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.errors import SettingsError
 from schemas.lsn import parse_lsn
 
+OPERATION = "read transactions"
+"""What errors of the reader say was being done."""
 Partition = tuple[str, int]
 """(topic, number)."""
 

@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.errors import BadInput, ExitCode
 from schemas.events import DivergenceRecord
 from schemas.shaping import field_name
 from schemas.wire import MAGIC
-from slotbridge.consumer.position import Partition
-
-_OPERATION: Final = "read transactions"
+from slotbridge.consumer.position import OPERATION, Partition
 
 
 class RecordPlace(NamedTuple):
@@ -72,7 +70,7 @@ def foreign(at: RecordPlace) -> BadInput:
     """Return the error for a record that is not of the bridge, or not in JSON."""
     return BadInput(
         "the record is not one of the bridge, or not in JSON",
-        operation=_OPERATION,
+        operation=OPERATION,
         subject=str(at),
         hint="only the bridge may write to its topics; kafka.value_format must be json or "
         "json_schema_envelope, and kafka.cloudevents not structured",
@@ -88,7 +86,7 @@ def _of_registry(at: RecordPlace, part: str) -> BadInput:
     return BadInput(
         f"the record's {part} begins with the magic byte of a schema registry: it is Avro, "
         "Protobuf or JSON Schema, which slotbridge.consumer does not read",
-        operation=_OPERATION,
+        operation=OPERATION,
         subject=str(at),
         hint=f"publish these tables by a bridge of its own with kafka.{part}_format: json, or read "
         "the topic with the registry's deserializer",
@@ -99,7 +97,7 @@ def _of_registry(at: RecordPlace, part: str) -> BadInput:
 def _flat(at: RecordPlace) -> BadInput:
     return BadInput(
         "the record is a flat row, which lacks what whole transactions need",
-        operation=_OPERATION,
+        operation=OPERATION,
         subject=str(at),
         hint="leave the table out of the bridge's shaping.flat.tables, or name the tables to read, "
         "without it, by `tables`",

@@ -18,7 +18,7 @@ from schemas.events import (
 )
 from slotbridge.consumer.assembly import Assembly, Change, End, Refused, Transaction
 from slotbridge.consumer.partitions import Options, Partitions, removed
-from slotbridge.consumer.position import Partition, Position, lsn_of
+from slotbridge.consumer.position import OPERATION, Partition, Position, lsn_of
 from slotbridge.consumer.records import (
     RecordPlace,
     divergence,
@@ -37,7 +37,6 @@ _LOOK_S: Final = 1.0
 _LOOK_IDLE_S: Final = 5.0
 _LOOK_SOON_S: Final = 0.1
 """How often new partitions are looked for: where events are missing, else, and at first."""
-OPERATION: Final = "read transactions"
 
 
 class Transactions:

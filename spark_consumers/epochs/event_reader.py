@@ -113,7 +113,7 @@ class EventReader:
         wanted = {topic: want for topic, want in wanted.items() if topic in starts}
         others = {t: w.after_lsn for t, w in wanted.items() if w.after_lsn is not None}
         counted = {t: w.counted_after for t, w in wanted.items() if w.counted_after is not None}
-        deadline: float | None = None
+        short_since: float | None = None
         near = cut.read_ms or None
         while True:
             ends, settled = self._ends(partitions, starts, near, cut.read_ms)
@@ -128,10 +128,10 @@ class EventReader:
                 changes.summary(events).collect(), changes.positions(events).collect()
             )
             now = time.monotonic()
-            patience_s = ARRIVAL_DEADLINE_S - min(_STANDS_IN_AFTER_S, ARRIVAL_DEADLINE_S)
-            late = deadline is not None and now >= deadline - patience_s
+            short_s = -1.0 if short_since is None else now - short_since
+            late = short_s >= min(_STANDS_IN_AFTER_S, ARRIVAL_DEADLINE_S)
             short = _short(wanted, summaries, after_lsn, settled if late else ())
-            if short and now > (deadline or now):
+            if short and short_s > ARRIVAL_DEADLINE_S:
                 _require_settled(short, wanted, cut, settled)
                 self._refuse_short(short, wanted, cut, refuse)
                 summaries = {t: s for t, s in summaries.items() if t not in short}
@@ -140,7 +140,7 @@ class EventReader:
             if not short:
                 return Taken(events, summaries, _next(ends, summaries))
             events.unpersist()
-            deadline = now + ARRIVAL_DEADLINE_S if deadline is None else deadline
+            short_since = now if short_since is None else short_since
             near = None
             time.sleep(_ARRIVAL_INTERVAL_S)
 

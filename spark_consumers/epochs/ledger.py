@@ -144,7 +144,7 @@ class Ledger:
             return []
         return [entry.record for entry in _entries(catalog.load(spark, self.identifier))]
 
-    def prepare(self, spark: SparkSession, record: EpochRecord) -> "Entered":
+    def prepare(self, spark: SparkSession, record: EpochRecord) -> Entered:
         """Prepare the commit that records an epoch as done; a crash before it leaves it undone.
 
         Raise Retryable (LOCKED) where another writer has recorded the epoch already.

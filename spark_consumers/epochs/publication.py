@@ -167,8 +167,7 @@ def _remove_old_metadata(change: TableCommit) -> None:
 def _remove_manifest_list(record: TableCommit) -> None:
     """Remove what the record's new snapshot has written, as it was not committed."""
     snapshot = record.transaction.currentMetadata().currentSnapshot()
-    if record.transaction.startMetadata().snapshot(snapshot.snapshotId()) is None:
-        record.transaction.underlyingOps().io().deleteFile(snapshot.manifestListLocation())
+    record.transaction.underlyingOps().io().deleteFile(snapshot.manifestListLocation())
 
 
 def _by_rest(

@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from schemas.errors import SlotbridgeError
@@ -33,14 +34,6 @@ _ASK_S: Final = 0.25
 """How often a request looks at the tables' state, and all of them at Kafka's."""
 _TIMELINE_S: Final = 2.0
 """How long an answer waits for Kafka to tell the timeline, if nothing else is missing."""
-_STATUS: Final = {
-    200: "200 OK",
-    400: "400 Bad Request",
-    405: "405 Method Not Allowed",
-    409: "409 Conflict",
-    503: "503 Service Unavailable",
-    504: "504 Gateway Timeout",
-}
 
 
 class TablesState:
@@ -137,7 +130,7 @@ class TablesWait:
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         """Answer once the tables have what was committed before the LSN, or why they do not."""
         code, document = self._answer(environ)
-        start(_STATUS[code], [("Content-Type", "application/json")])
+        start(f"{code} {HTTPStatus(code).phrase}", [("Content-Type", "application/json")])
         return [json.dumps(document).encode()]
 
     def _answer(self, environ: dict[str, Any]) -> tuple[int, dict[str, Any]]:

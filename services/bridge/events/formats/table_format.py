@@ -35,7 +35,8 @@ Serialize = Callable[[str], bytes]
 class Registry(Protocol):
     """A schema registry.
 
-    `register` returns the id of a schema of `kind` under a subject, `schema` the schema of an id.
+    `register` returns the id of a schema of `kind` under a subject, `schema_text` the schema of an
+    id.
     """
 
     @property
