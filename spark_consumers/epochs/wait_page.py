@@ -32,6 +32,8 @@ PATH: Final = "/v1/wait"
 _LOOK_S: Final = 0.05
 _ASK_S: Final = 0.25
 """How often a request looks at the tables' state, and all of them at Kafka's."""
+_FRESH_S: Final = 2.0
+"""How long an answer of Kafka holds."""
 _TIMELINE_S: Final = 2.0
 """How long an answer waits for Kafka to tell the timeline, if nothing else is missing."""
 
@@ -79,10 +81,14 @@ class KafkaLook:
     def state(self) -> KafkaState | None:
         """Return Kafka's state when it was last asked, and ask again; None where it is unknown.
 
-        Return at once: a request is not to wait for Kafka beyond its own time-out.
+        Return at once: a request is not to wait for Kafka beyond its own time-out. What an earlier
+        request was told may be of a primary that a failover has replaced since.
         """
         with self._lock:
-            due = not self._asking and time.monotonic() - self._asked >= _ASK_S
+            known_s = time.monotonic() - self._asked
+            if known_s > _FRESH_S:
+                self._last, self.failure = None, ""
+            due = not self._asking and known_s >= _ASK_S
             self._asking |= due
             last = self._last
         if due:

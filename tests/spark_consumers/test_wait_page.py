@@ -5,6 +5,7 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,24 @@ class Page:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.loads(error.read())
+
+
+def test_what_kafka_told_an_earlier_request_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be of a timeline that a failover has ended since."""
+    now = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("spark_consumers.epochs.wait_page.time", clock)
+    told = KafkaState(100, 1, {}, 7)
+    look = KafkaLook(KafkaSettings(bootstrap_servers="none:1", topic_prefix="p"), None)
+    monkeypatch.setattr(look, "_ask", lambda: (told, ""))
+    assert look.state() is None
+    eventually(lambda: not look._asking, what="Kafka was asked")
+    assert look.state() == told
+    monkeypatch.setattr(look, "_refresh", lambda: None)
+    now[0] += 3600
+    assert look.state() is None
 
 
 @pytest.fixture
