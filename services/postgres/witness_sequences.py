@@ -3,8 +3,8 @@
 A sequence is an ordinary object, so that any owner of a database can grant it. Its value is in the
 WAL as an origin's position is: standbys have it, and a server that is set back loses it. The stream
 of a publication never has it, not even FOR ALL TABLES. It is reached by its oid, which needs no
-right on the schema. Source: sequence.c, pg_sequence_last_value (null without SELECT or USAGE),
-do_setval.
+right on the schema. Source: sequence.c, pg_sequence_last_value (PostgreSQL 18: null without SELECT
+or USAGE, 17 refuses the call), do_setval.
 """
 
 from typing import LiteralString
@@ -19,6 +19,8 @@ _OF_SCHEMA: LiteralString = """
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
    WHERE n.nspname = 'slotbridge' AND c.relkind = 'S'
 """
+_READABLE: LiteralString = "has_sequence_privilege(c.oid, 'SELECT')"
+_LAST: LiteralString = f"CASE WHEN {_READABLE} THEN pg_sequence_last_value(c.oid) END"
 
 
 def sequence_name(slot: str) -> str:
@@ -29,7 +31,7 @@ def sequence_name(slot: str) -> str:
 def sequence_rights(connection: Connection, slot: str) -> tuple[bool, bool] | None:
     """Tell whether our role may read and move the slot's sequence; None where there is none."""
     row = connection.execute(
-        "SELECT has_sequence_privilege(c.oid, 'SELECT'), has_sequence_privilege(c.oid, 'UPDATE')"
+        f"SELECT {_READABLE}, has_sequence_privilege(c.oid, 'UPDATE')"
         + _OF_SCHEMA
         + " AND c.relname = %s",
         [sequence_name(slot)],
@@ -56,7 +58,7 @@ def drop_statement(slot: str) -> sql.Composed:
 def sequence_position(connection: Connection, slot: str) -> int | None:
     """Return the sequence's position in bytes, None where it was never moved or is not there."""
     row = connection.execute(
-        "SELECT pg_sequence_last_value(c.oid)" + _OF_SCHEMA + " AND c.relname = %s",
+        "SELECT " + _LAST + _OF_SCHEMA + " AND c.relname = %s",
         [sequence_name(slot)],
     ).fetchone()
     return int(row[0]) if row is not None and row[0] is not None else None
@@ -87,9 +89,7 @@ def forget_position(connection: Connection, slot: str) -> None:
 def read_sequences(connection: Connection) -> dict[str, int | None]:
     """Return slot -> position of every sequence in this database; None where we may not read it."""
     rows = connection.execute(
-        # PostgreSQL 17 refuses the call without the privilege; 18 answers NULL.
-        "SELECT substr(c.relname, 9), CASE WHEN has_sequence_privilege(c.oid, 'SELECT')"
-        " THEN pg_sequence_last_value(c.oid) END, has_sequence_privilege(c.oid, 'SELECT')"
+        f"SELECT substr(c.relname, 9), {_LAST}, {_READABLE}"
         + _OF_SCHEMA
         + " AND starts_with(c.relname, 'witness_')"
     ).fetchall()
