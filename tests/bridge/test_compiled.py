@@ -4,7 +4,7 @@ import ctypes
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.kafka import Format, KafkaSettings
-from schemas.registry import SubjectNaming
 from schemas.shaping import FIELDS, FlatSettings, ShapingSettings
 from services.bridge import compiled
 from services.bridge.compiled import new_messages
@@ -48,6 +47,7 @@ from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
 from tests.bridge.conftest import CAN_COMPILE
+from tests.bridge.known_registry import KnownRegistry
 from tests.bridge.wire import encode
 
 pytestmark = pytest.mark.skipif(not CAN_COMPILE, reason="no C compiler, and nothing compiled")
@@ -63,18 +63,6 @@ TABLES = (
     ),
     Relation(8, "public", "history", "n", (RelationColumn("delta", 23, -1, False),)),
 )
-
-
-class Known:
-    """A registry that knows every schema by the same id."""
-
-    subject_naming: SubjectNaming = "topic"
-
-    def register(self, _subject: str, _schema: str, _kind: str, _wait: Callable[[], None]) -> int:
-        return 258
-
-    def schema_text(self, _schema_id: int, _wait: Callable[[], None]) -> str:
-        raise LookupError("nobody asks")
 
 
 @contextmanager
@@ -158,7 +146,7 @@ def batches(
         bootstrap_servers="k:9092", topic_prefix="bank", key_format=form, value_format=form
     )
     encoders = encoders_for(kafka)()
-    formats = Formats(kafka, shaped.naming, encoders, Known())
+    formats = Formats(kafka, shaped.naming, encoders, KnownRegistry(258))
 
     def describe(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
         plan = shaped.plan(relation)

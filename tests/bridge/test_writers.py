@@ -1,6 +1,6 @@
 """Rows that a specialised encoder takes become the same events as by Decoder and Envelope."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from schemas.errors import BadInput
 from schemas.kafka import Format, KafkaSettings
-from schemas.registry import SubjectNaming
 from schemas.shaping import ShapingSettings
 from services.bridge.events.description import Described
 from services.bridge.events.envelope import Envelope
@@ -33,6 +32,7 @@ from services.bridge.pgoutput.messages import (
 )
 from services.bridge.progress.ledger import Position
 from services.bridge.transactions.assembler import Assembler
+from tests.bridge.known_registry import KnownRegistry
 from tests.bridge.strategies import names
 from tests.bridge.wire import encode
 
@@ -70,26 +70,12 @@ def tables(draw: st.DrawFn) -> tuple[Relation, list[Row]]:
     return relation, draw(st.lists(whole | holes, min_size=1, max_size=4))
 
 
-class Known:
-    """A registry that knows every schema by the same id."""
-
-    subject_naming: SubjectNaming = "topic"
-
-    def register(
-        self, _subject: str, _schema: str, _kind: str, _while_waiting: Callable[[], None]
-    ) -> int:
-        return 0xC3_28_7F_80
-
-    def schema_text(self, _schema_id: int, _while_waiting: Callable[[], None]) -> str:
-        raise LookupError("nobody asks")
-
-
 def assembler(
     settings: ShapingSettings, *, metadata: bool, kafka: KafkaSettings = JSON
 ) -> Assembler:
     shaping = Shaping(settings, "bank")
     encoders = encoders_for(kafka)()
-    formats = Formats(kafka, shaping.naming, encoders, Known())
+    formats = Formats(kafka, shaping.naming, encoders, KnownRegistry(0xC3_28_7F_80))
 
     def describe(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
         plan = shaping.plan(relation)

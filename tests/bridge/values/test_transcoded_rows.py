@@ -33,6 +33,7 @@ from services.bridge.pgoutput.messages import (
 from services.bridge.pgoutput.type_names import PgType
 from services.bridge.snapshot.row_events import tuple_data
 from tests.bridge.conftest import CAN_COMPILE
+from tests.bridge.known_registry import KnownRegistry
 from tests.bridge.strategies import names
 from tests.bridge.values.documents import KINDS, texts
 from tests.bridge.values.forms import DEBEZIUM, OIDS
@@ -118,13 +119,6 @@ NEVER_APART = (
 """Types whose values are never stored apart, so that the WAL never lacks them."""
 
 
-class Known:
-    subject_naming = "topic"
-
-    def register(self, *_parts: object) -> int:
-        return 258
-
-
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[Relation, list[Row], Row]:
     """A table with all kinds of columns, whole rows, and an update's with what the WAL lacks."""
@@ -174,7 +168,7 @@ def run(table: tuple[Relation, list[Row], Row], form: Any, flat: FlatSettings | 
     encoders = StrictEncoders(ValueSettings(**{**DEBEZIUM, "hstore_handling": "map"}))
     encoders.learn(TYPES)
     shaping = Shaping(ShapingSettings(flat=flat), "b")
-    formats = Formats(kafka, shaping.naming, encoders, Known())  # type: ignore[arg-type]
+    formats = Formats(kafka, shaping.naming, encoders, KnownRegistry(258))
 
     def describe(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
         plan = shaping.plan(relation)
