@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import structlog
@@ -124,22 +125,24 @@ class EventReader:
             events = events.coalesce(self._tasks(starts, ends)).persist(
                 StorageLevel.MEMORY_AND_DISK
             )
-            summaries = summarize(
-                changes.summary(events).collect(), changes.positions(events).collect()
-            )
-            now = time.monotonic()
-            short_s = -1.0 if short_since is None else now - short_since
-            late = short_s >= min(_STANDS_IN_AFTER_S, ARRIVAL_DEADLINE_S)
-            short = _short(wanted, summaries, after_lsn, settled if late else ())
-            if short and short_s > ARRIVAL_DEADLINE_S:
-                _require_settled(short, wanted, cut, settled)
-                self._refuse_short(short, wanted, cut, refuse)
-                summaries = {t: s for t, s in summaries.items() if t not in short}
-                ends = {t: numbers for t, numbers in ends.items() if t not in short}
-                short = {}
-            if not short:
-                return Taken(events, summaries, _next(ends, summaries))
-            events.unpersist()
+            with ExitStack() as freed:  # not kept by Spark whatever happens here
+                freed.callback(events.unpersist)
+                summaries = summarize(
+                    changes.summary(events).collect(), changes.positions(events).collect()
+                )
+                now = time.monotonic()
+                short_s = -1.0 if short_since is None else now - short_since
+                late = short_s >= min(_STANDS_IN_AFTER_S, ARRIVAL_DEADLINE_S)
+                short = _short(wanted, summaries, after_lsn, settled if late else ())
+                if short and short_s > ARRIVAL_DEADLINE_S:
+                    _require_settled(short, wanted, cut, settled)
+                    self._refuse_short(short, wanted, cut, refuse)
+                    summaries = {t: s for t, s in summaries.items() if t not in short}
+                    ends = {t: numbers for t, numbers in ends.items() if t not in short}
+                    short = {}
+                if not short:
+                    freed.pop_all()
+                    return Taken(events, summaries, _next(ends, summaries))
             short_since = now if short_since is None else short_since
             near = None
             time.sleep(_ARRIVAL_INTERVAL_S)

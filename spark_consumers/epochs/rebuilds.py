@@ -12,6 +12,7 @@ has published lost events again) is read once more, in one part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -64,13 +65,14 @@ class Topics(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The records of a part, persisted, and where they are in the topic.
+    """The records of a part and where they are in the topic.
 
-    `after_lsn`: what the branch has; `upto_lsn`: what it will have; `ended`: they reach the end of
-    the topic.
+    `persisted`: what Spark keeps of them until its `unpersist`; `events`: the same, told where the
+    part ends; `upto_lsn`: what the branch will have; `ended`: they reach the end of the topic.
     """
 
     events: DataFrame
+    persisted: DataFrame
     ends: dict[int, int]
     upto_lsn: int
     ended: bool
@@ -254,7 +256,7 @@ class Rebuilds:
             else:
                 note = self._write(name, table, note, part, summary, shapes, states)
         finally:
-            part.events.unpersist()
+            part.persisted.unpersist()
         self._notes[name] = note
         total, read = sum(last.values()), sum((note.offsets or {}).values())
         self._ratios[name] = 1.0 if note.settled or not total else read / total
@@ -312,12 +314,15 @@ class Rebuilds:
             events = changes.events(records, note.commit_lsn, limit, whole=whole)
             events = events.coalesce(self._spark.sparkContext.defaultParallelism)
             events = events.persist(StorageLevel.MEMORY_AND_DISK)
-            tails = {row.partition: row.commit_lsn for row in parts.last_lsns(events).collect()}
-            unread = [n for n, at in last.items() if ends[n] < at]
-            upto = part_end(tails, unread, shapes[1:], note.commit_lsn, limit)
-            if upto > note.commit_lsn or not unread:
-                return _Part(parts.cut_at(events, upto), ends, upto, not unread)
-            events.unpersist()
+            with ExitStack() as freed:
+                freed.callback(events.unpersist)
+                tails = {row.partition: row.commit_lsn for row in parts.last_lsns(events).collect()}
+                unread = [n for n, at in last.items() if ends[n] < at]
+                upto = part_end(tails, unread, shapes[1:], note.commit_lsn, limit)
+                if upto > note.commit_lsn or not unread:
+                    freed.pop_all()
+                    cut = parts.cut_at(events, upto)
+                    return _Part(cut, events, ends, upto, not unread)
             most *= _WIDER
 
     def _write(

@@ -98,8 +98,9 @@ def test_both_engines_hash_alike(
     assert sum(rows for rows, _ in source.values()) == 3003
     assert len(told) > 1 and scan.pages in told
     monkeypatch.setattr(exported_rows, "_sees_the_folder", lambda _: False)
+    before = spark.sparkContext._jsc.getPersistentRDDs().size()
     with source_rows(spark, tmp_path, columns) as rows:
         assert len(list(tmp_path.iterdir())) > 2
-        assert spark.sparkContext._jsc.getPersistentRDDs().size() > 2
+        assert spark.sparkContext._jsc.getPersistentRDDs().size() > before + 2
         assert source == there(texts), "as the driver sends them to executors"
-    assert not spark.sparkContext._jsc.getPersistentRDDs().size()
+    assert spark.sparkContext._jsc.getPersistentRDDs().size() == before
