@@ -167,9 +167,12 @@ class Bridge:
         return self._process.wait(timeout=60)
 
     def exit_code(self, timeout_s: float = 60.0) -> int:
-        """Wait until it ends by itself."""
+        """Wait until it ends by itself; fail with its output where it does not."""
         assert self._process is not None
-        return self._process.wait(timeout=timeout_s)
+        try:
+            return self._process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it still runs after {timeout_s} s: {self.output}") from None
 
     def end(self) -> None:
         """End it in any case, after a test."""

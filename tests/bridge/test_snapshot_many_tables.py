@@ -17,7 +17,7 @@ from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
 TABLES = [f"small_{number:02}" for number in range(24)]
-ROWS = 12
+ROWS = 8
 
 
 class ChangesOfAll(Writers):
@@ -26,7 +26,7 @@ class ChangesOfAll(Writers):
     def _run(self, number: int) -> None:
         chance = random.Random(number)
         with psycopg.connect(self._conninfo) as connection:
-            while not self._stop.wait(0.002):
+            while not self._stop.wait(0.01):
                 try:
                     for table in sorted(chance.sample(TABLES, 3)):
                         self._change(connection, chance, table)
@@ -41,7 +41,7 @@ class ChangesOfAll(Writers):
         one, other, note = chance.randint(1, ROWS), chance.randint(1, ROWS), chance.getrandbits(40)
         query = chance.choice(
             [
-                f"INSERT INTO {table} VALUES ({one}, '{note}')",
+                *2 * [f"INSERT INTO {table} VALUES ({one}, '{note}') ON CONFLICT DO NOTHING"],
                 f"UPDATE {table} SET note = '{note}' WHERE id = {one}",
                 f"DELETE FROM {table} WHERE id = {one}",
                 f"UPDATE {table} SET id = {other}, note = '{note}' WHERE id = {one}",
@@ -61,7 +61,7 @@ def test_small_tables_share_chunks_under_constant_change_killed_at_each_seam(
             query = f"INSERT INTO {table} SELECT g, 'old' FROM generate_series(1, {ROWS}) g"
             connection.execute(query.encode())
         connection.execute("CREATE TABLE small_none (id int PRIMARY KEY)")
-    snapshot: dict[str, Any] = {**INITIAL, "chunk_rows_max": 40}
+    snapshot: dict[str, Any] = {**INITIAL, "chunk_rows_max": 14}
     if place == "standby":
         snapshot |= {"conninfo": pair.standby.conninfo(fresh_database), "workers": 2}
     bridge = new_bridge(conninfo, snapshot=snapshot)

@@ -293,6 +293,7 @@ def test_a_kill_anywhere_leaves_the_old_table_or_the_new_one(
 def test_a_restart_goes_on_where_the_rebuild_was(pipeline: Pipeline) -> None:
     load(pipeline, 10)
     before = damage(pipeline)
+    kept = pipeline.spark.sparkContext._jsc.getPersistentRDDs().size()
     ask(pipeline)
     pipeline.step()
     pipeline.step()
@@ -314,6 +315,7 @@ def test_a_restart_goes_on_where_the_rebuild_was(pipeline: Pipeline) -> None:
     assert "a rebuild begins" in [line["event"] for line in told]
     assert whole(pipeline) == before
     require_done(pipeline)
+    assert pipeline.spark.sparkContext._jsc.getPersistentRDDs().size() == kept
 
 
 def test_a_second_rebuild_is_refused_until_the_first_is_done(pipeline: Pipeline) -> None:
