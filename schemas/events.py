@@ -23,6 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """Stands for a TOASTed value that an UPDATE did not change and the WAL does not hold."""
+PLACEHOLDER_VALUES_HEADER = "slotbridge.placeholder_values"
+"""Header of an event in which a column's value, as somebody wrote it, is the placeholder's own
+text: a JSON array of the names of these columns. In all others the text stands for a value that was
+not changed."""
 SETTLED_KEY = b'{"slotbridge":"settled"}'
 """The key of a tombstone that means nothing, in any topic: a transaction that Kafka had decided to
 commit, but left open, was ended with it (docs/DELIVERY.md)."""

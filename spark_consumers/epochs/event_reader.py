@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import structlog
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
+from schemas.events import PLACEHOLDER_VALUES_HEADER
 from schemas.registry import RegistrySettings
 from schemas.settings import KafkaSettings
 from spark_consumers.epochs.topic_summary import TopicSummary, summarize
@@ -25,6 +27,9 @@ VISIBLE_DEADLINE_S = 5.0
 _STANDS_IN_AFTER_S = 1.0
 """How long an event that is stamped later than its END is waited for, before an unreadable record
 stands in for it."""
+_PLACEHOLDER_VALUES = (
+    f"CAST(get(filter(headers, h -> h.key = '{PLACEHOLDER_VALUES_HEADER}'), 0).value AS string)"
+)
 _ARRIVAL_INTERVAL_S = 0.05
 SMALL_RECORDS_MAX = 5_000
 """An epoch of up to this many records is read by one task for each table."""
@@ -243,7 +248,10 @@ class EventReader:
         }, settled
 
     def records(self, starts: Offsets, ends: Offsets) -> DataFrame:
-        """Return the committed records of topics between offsets, in plain JSON."""
+        """Return the committed records of topics between offsets, in plain JSON.
+
+        `placeholder_values` is the text of that header, NULL in nearly all records.
+        """
         topics = {topic: sorted(numbers) for topic, numbers in starts.items() if numbers}
         found = (
             self._spark.read.format("kafka")
@@ -253,7 +261,10 @@ class EventReader:
             .option("startingOffsets", _json(starts))
             .option("endingOffsets", _json(ends))
             .option("failOnDataLoss", "true")
+            .option("includeHeaders", "true")
             .load()
+            .withColumn("placeholder_values", F.expr(_PLACEHOLDER_VALUES))
+            .drop("headers")
         )
         return as_plain_json(found, self._kafka, self._registry)
 

@@ -1,6 +1,7 @@
 """Events to row changes: pure DataFrame -> DataFrame. No I/O, no UDF, nothing collected.
 
-    records   Kafka's: topic partition offset key value
+    records   Kafka's: topic partition offset key value, and `placeholder_values`, the text of that
+              header
     events    EVENT_COLUMNS: what is read from the value, once; `image` the row it tells of, column
               -> JSON form; `value` itself only where asked for
     rows      ROW_COLUMNS, then c0, c1 … (the columns' values, typed) and a0, a1 … (false where the
@@ -24,7 +25,7 @@ from spark_consumers.sql import literal, literals, quoted
 REFUSED = "slottables refuses"
 """How the error of a value that does not fit begins, in Spark's own exceptions."""
 EVENT_COLUMNS = (
-    *("topic", "partition", "offset", "key", "value", "image", "unchanged"),
+    *("topic", "partition", "offset", "key", "value", "image", "unchanged", "placeholder_values"),
     *(
         "op",
         "commit_lsn",
@@ -78,14 +79,17 @@ def events(
     """
     return (
         records.where("value IS NOT NULL")
-        .selectExpr(*PLACE_COLUMNS, "CAST(key AS string) AS key", "CAST(value AS string) AS value")
+        .selectExpr(
+            *(*PLACE_COLUMNS, "CAST(key AS string) AS key", "CAST(value AS string) AS value"),
+            "placeholder_values",
+        )
         .selectExpr("*", f"from_json(value, {literal(_VALUE)}) AS event")
         .selectExpr(
-            *PLACE_COLUMNS,
-            "key",
+            *(*PLACE_COLUMNS, "key"),
             "value" if whole else "CAST(NULL AS string) AS value",
             "CASE WHEN event.op = 'd' THEN event.before ELSE event.after END AS image",
             f"{mentions_unavailable('value')} AS unchanged",
+            "from_json(placeholder_values, 'array<string>') AS placeholder_values",
             "event.op",
             "event.source.*",
         )
@@ -194,7 +198,7 @@ def row_changes(events: DataFrame, shapes: Sequence[Shape], *, unavailable: bool
 
 def latest(events: DataFrame) -> DataFrame:
     """Return the last event of each Kafka key by position, without columns for `summary` alone."""
-    columns = ", ".join(map(quoted, (*PLACE_COLUMNS, *ROW_COLUMNS, "image")))
+    columns = ", ".join(map(quoted, (*PLACE_COLUMNS, *ROW_COLUMNS, "image", "placeholder_values")))
     last = F.expr(f"max_by(struct({columns}), {_POSITION}) AS last")
     return events.groupBy("key").agg(last).select("last.*")
 

@@ -115,17 +115,21 @@ def typed(raw: str, column: ColumnShape) -> str:
 
 
 def available(raw: str, column: ColumnShape) -> str:
-    """Return SQL that is false where `raw` is the placeholder of an unchanged TOASTed value."""
+    """Return SQL that is false where `raw` is the placeholder of an unchanged TOASTed value.
+
+    Where the bridge names the column in `placeholder_values`, that text is its value.
+    """
     if not column.may_be_unavailable:
         return "true"
-    return f"({raw} IS NULL OR {raw} NOT IN ({literals(column.unavailable_forms)}))"
+    named = f"coalesce(array_contains(placeholder_values, {literal(column.name)}), false)"
+    return f"({raw} IS NULL OR {raw} NOT IN ({literals(column.unavailable_forms)}) OR {named})"
 
 
 def mentions_unavailable(value: str) -> str:
     """Return SQL that tells whether an event may hold the placeholder as a whole JSON string.
 
-    A user's text that only contains the placeholder does not count; one that equals it can't be
-    told from it.
+    A user's text that only contains the placeholder does not count; one that equals it does, and
+    `available` tells.
     """
     plain, encoded = (literal(f'"{form}"') for form in (UNAVAILABLE, _UNAVAILABLE_BYTES))
     return f"(contains({value}, {plain}) OR contains({value}, {encoded}))"

@@ -48,17 +48,18 @@ def as_plain_json(
 ) -> DataFrame:
     """Return Kafka's records with keys and values as `kafka.value_format: json` has them.
 
-    Of other formats: PLACE_COLUMNS, key and value alone, without tombstones. A record that can't be
-    read has a value that is not an event.
+    Of other formats: PLACE_COLUMNS, `placeholder_values`, key and value alone, without tombstones.
+    A record that can't be read has a value that is not an event.
     """
     formats = {kafka.key_format, kafka.value_format}
     if formats == {"json"}:
         return records
-    found = records.where("value IS NOT NULL").select(*PLACE_COLUMNS, "key", "value")
+    kept = [*PLACE_COLUMNS, "placeholder_values"]
+    found = records.where("value IS NOT NULL").select(*kept, "key", "value")
     if formats & _BINARY and registry is not None:
         found = _decoded(found, registry)
     value = _with_plain_placeholders(_json_text("value"))
-    return found.select(*PLACE_COLUMNS, _json_text("key").alias("key"), value.alias("value"))
+    return found.select(*kept, _json_text("key").alias("key"), value.alias("value"))
 
 
 def _json_text(name: str) -> Column:

@@ -21,14 +21,15 @@ def events(
     upto_lsn: int = 100,
 ) -> DataFrame:
     """Events (op, commit_lsn, row) of one partition, in that order; the key is the row's id."""
-    records: list[tuple[str, int, int, bytearray | None, bytearray | None]] = []
+    records: list[tuple[str, int, int, bytearray | None, bytearray | None, str | None]] = []
     for offset, (op, lsn, row) in enumerate(given):
         before, after = (row, None) if op == "d" else (None, row)
         value = envelope("p", TABLE, op, before, after, lsn, 0).model_dump_json(by_alias=True)
         key = None if row is None else bytearray(str(row["id"]).encode())
-        records.append(("p.public.t", 0, offset, key, bytearray(value.encode())))
-    records.append(("p.public.t", 0, len(records), bytearray(b"tombstone"), None))
+        records.append(("p.public.t", 0, offset, key, bytearray(value.encode()), None))
+    records.append(("p.public.t", 0, len(records), bytearray(b"tombstone"), None, None))
     schema = "topic string, partition int, offset bigint, key binary, value binary"
+    schema += ", placeholder_values string"
     return changes.events(spark.createDataFrame(records, schema), after_lsn, upto_lsn)
 
 

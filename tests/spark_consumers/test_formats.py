@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from schemas.errors import BadInput, ExitCode, Retryable, SetupError
+from schemas.events import UNAVAILABLE
 from schemas.kafka import KafkaSettings
 from schemas.registry import RegistrySettings
 from services.testbed.registry import Registry, registry
@@ -59,6 +60,12 @@ CHANGES = (
     'INSERT INTO large (id, n, more, "a:[95,95") VALUES (4, 4, 0.1, \'":[95,95,100]\')',
     "UPDATE large SET n = 3, more = 16777216 WHERE id = 1",
     "DELETE FROM large WHERE id = 2",
+    # What stands for an unchanged value, as somebody's own: alone, and beside unchanged ones.
+    f"""INSERT INTO large (id, t, b, words, blobs)
+        VALUES (5, '{UNAVAILABLE}', '{UNAVAILABLE}', '{{{UNAVAILABLE}}}', '{{{UNAVAILABLE}}}')""",
+    f"UPDATE large SET t = '{UNAVAILABLE}', blobs = '{{{UNAVAILABLE}}}' WHERE id = 3",
+    "UPDATE large SET n = 9 WHERE id IN (3, 5)",
+    "UPDATE large SET id = 6 WHERE id = 5",
     "ALTER TABLE whole ADD COLUMN rest text DEFAULT 'rest'",
     "UPDATE whole SET rest = '__debezium' WHERE id = 3",
     "ALTER TABLE log DROP COLUMN n",
@@ -260,8 +267,9 @@ def test_the_registrys_password_is_in_no_plan(
         }
     )
     records = pipeline.spark.createDataFrame(
-        [("t", 0, 0, None, bytearray(b"\0\0\0\0\1x"))],
-        "topic string, partition int, offset bigint, key binary, value binary",
+        [("t", 0, 0, None, bytearray(b"\0\0\0\0\1x"), None)],
+        "topic string, partition int, offset bigint, key binary, value binary,"
+        " placeholder_values string",
     )
     found = as_plain_json(records, kafka, settings)
     found.explain(extended=True)

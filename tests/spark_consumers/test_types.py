@@ -135,8 +135,9 @@ def parsed(spark: SparkSession, kind: str, typmod: int, form: Any) -> Any:
     table = SourceTable("t", {"v": (kind, typmod)}, key=())
     value = envelope("p", table, "c", None, {"v": form}, 7, 0).model_dump_json(by_alias=True)
     records = spark.createDataFrame(
-        [("p.public.t", 1, 42, None, bytearray(value.encode()))],
-        "topic string, partition int, offset bigint, key binary, value binary",
+        [("p.public.t", 1, 42, None, bytearray(value.encode()), None)],
+        "topic string, partition int, offset bigint, key binary, value binary,"
+        " placeholder_values string",
     )
     return changes.rows(changes.events(records, 0, 100), shape)
 

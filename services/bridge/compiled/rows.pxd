@@ -43,6 +43,7 @@ cdef class RowWriter:
         self, const uint8_t* data, Py_ssize_t at, Py_ssize_t end, int spans
     ) except -2
     cdef int value(self, int column, const uint8_t* text, Py_ssize_t size) except -1
+    cdef bint is_placeholder(self, int column, Py_ssize_t since) noexcept
     cdef bint same_key(self) except -1
     cdef bytes key(self)
 

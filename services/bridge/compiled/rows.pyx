@@ -227,6 +227,8 @@ cdef class RowWriter:
                 self.spans[spans + 2 * column] = self.out.size
                 if kind == b"t":
                     self.value(column, data + at, length)
+                    if self.is_placeholder(column, self.spans[spans + 2 * column]):
+                        return -1  # the long way says that it is a value
                 elif kind == b"n":
                     self.out.put_bytes(b"null")
                 else:
@@ -241,6 +243,14 @@ cdef class RowWriter:
             return 0
         encode = self.encoders[column]
         return self.out.put_str(encode(PyBytes_FromStringAndSize(<char*>text, size)))
+
+    cdef bint is_placeholder(self, int column, Py_ssize_t since) noexcept:
+        """Whether the value that begins there is what stands for an unchanged one."""
+        cdef bytes unavailable = <bytes>self.unavailable[column]
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(unavailable)
+        return length == self.out.size - since and not memcmp(
+            self.out.buffer + since, PyBytes_AS_STRING(unavailable), length
+        )
 
     cdef bint same_key(self) except -1:
         """Whether the old row has the key of the new one."""

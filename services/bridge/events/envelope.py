@@ -283,8 +283,9 @@ class Envelope:
             return self._outbox_message(table, table.outbox, change.new, lsn, seq)
         if table.unplaced(change):
             raise without_place(table.name, lsn)
-        value = self._value(table, "null", table.row(change.new), "c", lsn, seq)
-        return [table.event(table.key(change.new), value, None, seq, lsn)]
+        after, headers = table.told(change.new)
+        value = self._value(table, "null", after, "c", lsn, seq)
+        return [table.event(table.key(change.new), value, headers, seq, lsn)]
 
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
         """Return the event of an update, or the three of one that changes key or partition."""
@@ -298,18 +299,17 @@ class Envelope:
             raise without_key(table.name, lsn)
         if table.unplaced(change):
             raise without_place(table.name, lsn)
-        after = table.row(new)
-        key = table.key(new)
+        (after, told), key = table.told(new), table.key(new)
         if old is not None and (old_key := table.key(old)) != key:
             headers = key.as_header(NEW_KEY_HEADER)
             events = self._removal(table, old, headers, lsn, seq)
             headers = old_key.as_header(OLD_KEY_HEADER)
             added = self._value(table, "null", after, "c", lsn, seq + 1)
-            events.append(table.event(key, added, headers, seq + 1, lsn))
+            events.append(table.event(key, added, [*(headers or ()), *(told or ())], seq + 1, lsn))
             return events
         before = "null" if old is None or table.fields is not None else table.row(old)
         value = self._value(table, before, after, "u", lsn, seq)
-        return [table.event(key, value, None, seq, lsn)]
+        return [table.event(key, value, told, seq, lsn)]
 
     def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
         """Return the event of a delete and its tombstone."""

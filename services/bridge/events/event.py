@@ -1,7 +1,9 @@
 """The Kafka record produced for a change, with its source table and position. Pure."""
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from schemas.events import PLACEHOLDER_VALUES_HEADER
 from services.bridge.events.shaping.outbox import Headers
 
 EVENT_OVERHEAD_BYTES: Final = 200
@@ -29,6 +31,12 @@ class Event(NamedTuple):
     seq: int = -1
     lsn: int = 0
     placed_by: bytes | int | None = None
+
+
+def placeholder_values(names: Iterable[str]) -> Headers | None:
+    """Return the header that names columns as JSON strings; None without names."""
+    told = ",".join(names)
+    return [(PLACEHOLDER_VALUES_HEADER, f"[{told}]")] if told else None
 
 
 class Stamp(NamedTuple):

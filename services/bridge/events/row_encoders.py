@@ -81,6 +81,8 @@ _SHORT: Final[dict[Encode, str]] = {
     ),
 }
 """Statements for encoders that can be written out; `v` has the value behind its length."""
+_NO_PLACEHOLDERS: Final = frozenset(_SHORT) - {plain.string}
+"""Encoders that never write the text which stands for an unchanged value."""
 _SHORT_OTHER: Final = "{c} = {e}({v}[1:].encode())"
 _COMPILED: Final[dict[Encode, str]] = {
     plain.string: "string",
@@ -229,6 +231,8 @@ def _short_values(columns: tuple[tuple[int, Encode], ...], to: str, of: str) -> 
         lines += template.format(c=f"{to}{index}", e=f"e{index}", v=f"{of}{source_index}").split(
             "\n"
         )
+        if encode not in _NO_PLACEHOLDERS:
+            lines.append(f"if {to}{index} == u{index}: return None")
     return lines
 
 
@@ -243,7 +247,9 @@ def _any(columns: tuple[tuple[int, Encode], ...], count: int) -> list[str]:
             index, encode = published[source_index]
             value = _ANY.get(encode, _ANY_OTHER).format(i=index)
             lines += [
-                f"if kind == 116: q = p + length; c{index} = {value}",
+                "if kind == 116:",
+                f" q = p + length; c{index} = {value}",
+                f" if c{index} == u{index}: return None",
                 f"elif kind == 110: q += 1; c{index} = 'null'",
                 f"elif kind == 117: q += 1; c{index} = u{index}",
                 "else: return None",

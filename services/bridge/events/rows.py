@@ -5,7 +5,7 @@ from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Final
 
-from services.bridge.events.event import FIRST_PARTITION, REASON_HEADER, Event
+from services.bridge.events.event import FIRST_PARTITION, REASON_HEADER, Event, placeholder_values
 from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Affixes, Key, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
@@ -69,6 +69,7 @@ class Table:
         for column in relation.columns:
             encoder = encoder_of(plan, encoders, column)
             self.columns.append((f"{quoted(column.name)}:", *encoder))
+        self._placeholders = {unavailable for _, _, unavailable in self.columns}
         self._source_indexes = plan.source_indexes
         self._sources = plan.source_indexes or range(len(relation.columns))
         """Of each column, where it stands in the server's rows."""
@@ -126,6 +127,22 @@ class Table:
                 ]
             )
             + "}"
+        )
+
+    def told(self, row: Row) -> tuple[str, Headers | None]:
+        """Encode a row as `row` does, and name the columns whose value is the placeholder's text.
+
+        The headers are None where there are none, as in nearly all rows.
+        """
+        text = self.row(row)
+        if not any(placeholder in text for placeholder in self._placeholders):
+            return text, None
+        return text, placeholder_values(
+            name[:-1]
+            for source_index, (name, encode, unavailable) in zip(
+                self._sources, self.columns, strict=True
+            )
+            if isinstance(value := row[source_index], bytes) and encode(value) == unavailable
         )
 
     def writer(

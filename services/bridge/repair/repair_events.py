@@ -10,8 +10,9 @@ from typing import Final
 
 from schemas.events import ProgressRecord
 from services.bridge.events.errors import ExpressionFailed, not_encoded
-from services.bridge.events.event import Event, Stamp
+from services.bridge.events.event import Event, Stamp, placeholder_values
 from services.bridge.events.rows import Table
+from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.transaction_texts import NO_ORDER
 from services.bridge.pgoutput.messages import Relation, Row, Truncate
 from services.bridge.repair.comparison import Difference
@@ -96,10 +97,19 @@ class RepairEvents(RowEvents):
             before = _in_columns_of(table, found.key)
         after = "null" if found.after is None else found.after.decode()
         value = self._value(table, before, after, found.op, lsn, seq)
-        events = [Event(table.topic, found.key, value, None, False, table.name, seq, lsn)]
+        headers = _placeholder_values(self.placeholders(relation), after)
+        events = [Event(table.topic, found.key, value, headers, False, table.name, seq, lsn)]
         if found.op == "d" and self._tombstones:
             events.append(Event(table.topic, found.key, None, None, False, table.name, seq, lsn))
         return events
+
+
+def _placeholder_values(placeholders: dict[str, object], row: str) -> Headers | None:
+    """Name the columns whose value is the placeholder: the database has all of a repaired row."""
+    if row == "null":
+        return None
+    names = [name for name, value in json.loads(row).items() if value == placeholders.get(name)]
+    return placeholder_values(json.dumps(name, ensure_ascii=False) for name in names)
 
 
 def _in_columns_of(table: Table, row: bytes) -> str:

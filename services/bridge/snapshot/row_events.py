@@ -112,8 +112,9 @@ class RowEvents(Envelope):
             if chosen is None:
                 return []
             row = chosen
-        value = self._value(table, "null", table.row(row), "r", lsn, seq)
-        return [table.event(table.key(row), value, None, seq, lsn)]
+        after, headers = table.told(row)
+        value = self._value(table, "null", after, "r", lsn, seq)
+        return [table.event(table.key(row), value, headers, seq, lsn)]
 
 
 def tuple_data(row: Row) -> bytes:
