@@ -13,6 +13,7 @@ from services.bridge.events.values import plain
 from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import Record, read_committed
 from tests.bridge.running import Bridge
+from tests.bridge.snapshots import read_all
 from tests.providers.interface import Provider
 
 TABLE = """
@@ -58,7 +59,7 @@ def test_a_header_names_values_that_look_unchanged(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute(TABLE.format(mine=UNAVAILABLE).encode())
         bridge = new_bridge(conninfo, snapshot={"mode": "initial"}).start()
-        bridge.caught_up()
+        read_all(bridge)
         for change in CHANGES:
             connection.execute(change.format(mine=UNAVAILABLE).encode())
     bridge.caught_up()
