@@ -1,4 +1,4 @@
-"""A value that somebody wrote as the placeholder of unchanged values, told from an unchanged one."""
+"""A value that somebody wrote as the placeholder is told from an unchanged one."""
 
 import json
 from typing import Any

@@ -19,14 +19,18 @@ def events(
     *given: tuple[Op, int, dict[str, Any] | None],
     after_lsn: int = 0,
     upto_lsn: int = 100,
+    named: str | None = None,
 ) -> DataFrame:
-    """Events (op, commit_lsn, row) of one partition, in that order; the key is the row's id."""
+    """Events (op, commit_lsn, row) of one partition, in that order; the key is the row's id.
+
+    `named`: the header of them all that names values which are the placeholder's text.
+    """
     records: list[tuple[str, int, int, bytearray | None, bytearray | None, str | None]] = []
     for offset, (op, lsn, row) in enumerate(given):
         before, after = (row, None) if op == "d" else (None, row)
         value = envelope("p", TABLE, op, before, after, lsn, 0).model_dump_json(by_alias=True)
         key = None if row is None else bytearray(str(row["id"]).encode())
-        records.append(("p.public.t", 0, offset, key, bytearray(value.encode()), None))
+        records.append(("p.public.t", 0, offset, key, bytearray(value.encode()), named))
     records.append(("p.public.t", 0, len(records), bytearray(b"tombstone"), None, None))
     schema = "topic string, partition int, offset bigint, key binary, value binary"
     schema += ", placeholder_values string"
@@ -40,6 +44,20 @@ def row(number: int, n: int | None, body: str | None = "b") -> dict[str, Any]:
 def found(frame: DataFrame) -> list[tuple[Any, ...]]:
     """op, commit_lsn, id, n, body, whether body is available."""
     return sorted(map(tuple, frame.select("op", "commit_lsn", "c0", "c1", "c2", "a2").collect()))
+
+
+def test_a_value_that_is_the_placeholder_is_stored_where_the_bridge_names_it(
+    spark: SparkSession,
+) -> None:
+    change: tuple[Op, int, dict[str, Any]] = ("u", 9, row(1, 9, UNAVAILABLE))
+    for named, expected in (
+        ('["body"]', ("u", 9, 1, 9, UNAVAILABLE, True)),
+        ('["n"]', ("u", 9, 1, 9, None, False)),
+        (None, ("u", 9, 1, 9, None, False)),
+    ):
+        given = events(spark, change, named=named)
+        assert found(changes.row_changes(given, [SHAPE], unavailable=True)) == [expected]
+        assert found(changes.row_changes(given, [SHAPE], unavailable=False)) == [expected]
 
 
 def test_the_last_change_of_a_key_is_left(spark: SparkSession) -> None:

@@ -153,7 +153,7 @@ def test_all_types_and_changes_are_in_the_tables(
     assert {found.table: found.table_rows for found in compared if found.equal} == {
         "Odd one.T-1": 2,
         "public.emptied": 3,
-        "public.large": 3,
+        "public.large": 4,
         "public.lists": 3,
         "public.log": 7,
         "public.types": 5,
