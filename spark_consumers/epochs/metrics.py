@@ -170,7 +170,8 @@ class Metrics:
         """Record the last epoch at the start, as `_epochs` tells it, and the tables there are."""
         self._epoch.set(record.epoch)
         self._lsn.set(max(record.commit_lsn, 0))
-        self.state.commit_lsn, self.state.offset = record.commit_lsn, record.transaction_offset or 0
+        # The offset is told once the topic is known to be the one that the tables have read.
+        self.state.commit_lsn, self.state.offset = record.commit_lsn, 0
         for name in tables:
             self._tables.rows.labels(name)
         self.health.known()

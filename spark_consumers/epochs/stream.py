@@ -72,6 +72,8 @@ class Stream:
         self._failure: BaseException | None = None
         self._read_to = 0
         """The offset up to which all micro-batches are done."""
+        self._from_first = False
+        """Whether the tables have read the topic from its first record on."""
         self._maintained = time.monotonic()
         self._audits = AuditLog(runner.namespace)
         self._next_look = self._next_request = self._maintained
@@ -116,8 +118,14 @@ class Stream:
     def _start(self, *, once: bool) -> StreamingQuery:
         """Start the query where the tables are: on its checkpoint if that agrees with them."""
         offset = self._runner.topic.require(self._runner.offset)
+        record = self._runner.record
+        known = record.transaction_offset is not None
+        self._runner.topic.require_same(record.transaction_topic_id, before=known)
+        self._from_first = known or offset == 0
         taken = self._take_checkpoint(offset)
-        self._read_to = offset
+        read_to = self._runner.offset
+        self._read_to = offset if read_to is None else read_to
+        self._tell_read()
         settings = self._settings
         source = self._spark.readStream.format("kafka").options(**self._runner.topic.options())
         source = source.option("startingOffsets", self._runner.topic.at(offset))
@@ -150,14 +158,20 @@ class Stream:
         return False
 
     def _agrees(self, start: int) -> bool:
-        """Tell whether a checkpoint is ahead of the tables only by transactions without events."""
+        """Tell whether a checkpoint is ahead of the tables only by transactions without events.
+
+        Take them in then: the query does not bring them again.
+        """
         offset = self._runner.offset
         if offset is None or self._runner.redoes:
             return False
         if not offset <= start <= self._runner.topic.stable():
             return False
         records = self._runner.topic.between(self._spark, offset, start)
-        return not self._runner.brings(records)
+        if self._runner.brings(records):
+            return False
+        self._runner.take(records, start)
+        return True
 
     def _batch(self, records: DataFrame, number: int) -> None:
         """Bring the epochs of one micro-batch; the query calls this for each."""
@@ -166,13 +180,18 @@ class Stream:
             while self._bring():
                 pass
             self._read_to = end
-            if not (self._runner.redoes or self._runner.waiting()[0]):
-                self._metrics.read_to(end)
+            self._tell_read()
         except BaseException as error:
             if not isinstance(error, _EndedError):
                 self._failure = error
             # Spark logs what it gets, and an error may name values.
             raise _EndedError("slottables ends this micro-batch, and says why itself") from None
+
+    def _tell_read(self) -> None:
+        """Let waits for the tables know how far they are, unless an epoch is yet to be made."""
+        outstanding = self._runner.redoes or self._runner.waiting()[0]
+        if not outstanding and (self._from_first or self._runner.record.epoch > 0):
+            self._metrics.read_to(self._read_to)
 
     def _take(self, records: DataFrame, number: int) -> int:
         """Take in the records of a micro-batch; returns the offset where it ends."""
@@ -284,6 +303,7 @@ class Stream:
         if not self._runner.works_alone:
             return False
         self._step()
+        self._tell_read()
         return True
 
     def _finish(self, query: StreamingQuery) -> None:

@@ -14,12 +14,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import OperatorNeeded, Retryable, SettingsError
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import ProgressRecord, progress_topic, transaction_topic
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
 from schemas.wait import WAITERS_MAX
-from services.testbed.ports import free_port
+from services.testbed.ports import free_port, is_free
 from slotbridge.consumer import wait_for
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 from spark_consumers.epochs.metrics import Metrics
@@ -32,6 +32,7 @@ from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import Running
 
 ONE = SourceTable("one", {"id": ("int4", -1), "v": ("text", -1)})
+OTHER = SourceTable("other", {"id": ("int4", -1)})
 
 
 class NoKafka(KafkaLook):
@@ -104,7 +105,10 @@ def test_the_record_of_epochs_or_kafkas_progress_answers(page: Page) -> None:
         "timeline": None,
         "parked": {},
     }
+    page.kafka.found = KafkaState(100, 3, {1: 50}, 7)
+    assert page.get("lsn=0/64&timeout_s=0.1")[0] == 504, "the topic may be another one"
     page.kafka.found = KafkaState(100, 3, {1: 50}, 9)
+    page.metrics.read_to(7)
     assert page.get("lsn=0/64&timeout_s=0.1")[0] == 504, "not read that far"
     page.metrics.read_to(9)
     assert page.get("lsn=0/64")[1]["timeline"] == 3, "nothing was committed in between"
@@ -188,3 +192,71 @@ def test_a_writer_waits_until_the_tables_have_its_rows(
             wait_for(url, format_lsn(lsn + 1), within="tables", timeout_s=1)
         with pytest.raises(OperatorNeeded, match="is lost"):
             wait_for(url, format_lsn(lsn), within="tables", timeline=1)
+
+
+def serves(run: Running, port: int) -> None:
+    """Wait until a run answers."""
+    eventually(lambda: run.failure or not is_free(port), what="it serves", timeout_s=60)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("last", ["of other tables", "of the tables"])
+def test_a_start_on_an_idle_source_answers_and_ends(
+    new_pipeline: NewPipeline, kafka: Broker, last: str
+) -> None:
+    """No batch comes then: the checkpoint and the record tell what was read before."""
+    pipeline = new_pipeline(tables=("public.one",))
+    pipeline.publisher.announce(ONE, OTHER)
+    for number in range(2):
+        with pipeline.publisher.transaction() as t:
+            t.insert(ONE, {"id": number, "v": "v"})
+    pipeline.stream(once=True)
+    if last == "of other tables":
+        with pipeline.publisher.transaction() as t:
+            t.insert(OTHER, {"id": 1})
+        assert pipeline.stream(once=True) == [], "a batch, and no epoch"
+    lsn = pipeline.publisher.commit_lsn + 8
+    tell_progress(pipeline, kafka, lsn)
+    for _ in range(2):
+        port = free_port()
+        pipeline.set_tables(http_port=port)
+        url = f"http://127.0.0.1:{port}"
+        with Running(pipeline) as run:
+            serves(run, port)
+            found = wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=60)
+            assert found == (2, [])
+            run.sound()
+    pipeline.set_tables(http_port=None)
+    assert pipeline.stream() == [], "it ends when idle"
+    assert len(pipeline.rows("one")) == 2
+
+
+@pytest.mark.timeout(300)
+def test_a_start_does_not_claim_what_was_read_of_a_former_topic(
+    new_pipeline: NewPipeline, kafka: Broker
+) -> None:
+    port, pipeline = free_port(), new_pipeline()
+    publisher = pipeline.publisher
+    publisher.announce(ONE)
+    for number in range(2):
+        with publisher.transaction() as t:
+            t.insert(ONE, {"id": number, "v": "v"})
+    pipeline.stream(once=True)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    name = transaction_topic(pipeline.kafka.topic_prefix)
+    admin.delete_topics([name])[name].result(30)
+    eventually(lambda: name not in admin.list_topics(timeout=20).topics, what="it is gone")
+    publisher.announce()
+    for number in range(2, 4):
+        with publisher.transaction() as t:
+            t.insert(ONE, {"id": number, "v": "v"})
+    tell_progress(pipeline, kafka, publisher.commit_lsn + 8)
+    pipeline.set_tables(http_port=port)
+    lsn = format_lsn(publisher.commit_lsn + 8)
+    with Running(pipeline) as run:
+        serves(run, port)
+        with pytest.raises(Retryable, match="the tables do not have"):
+            wait_for(f"http://127.0.0.1:{port}", lsn, within="tables", timeout_s=15)
+    with pytest.raises(OperatorNeeded, match="deleted and made again"):
+        run.sound()
+    assert len(pipeline.rows("one")) == 2
