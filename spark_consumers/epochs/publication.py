@@ -2,7 +2,8 @@
 
     jdbc            one SQL transaction replaces the metadata locations of all of them
     rest            one request `POST …/transactions/commit` (Iceberg's REST specification)
-    other catalogs  have no such transaction: one table after the other, and the record last
+    other catalogs  have no such transaction: one table after the other, and the record last. So it
+                    is with a REST server that says at the first request that it has none
 
 All of it or none is there after a kill with the first two. Sources: `JdbcTableOperations.doCommit`
 and `JdbcUtil` (Iceberg core) for the rows of `iceberg_tables`, whose statement this repeats for
@@ -17,9 +18,11 @@ from typing import Any, NamedTuple
 
 import structlog
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from spark_consumers.epochs.threads import at_once
+from spark_consumers.failures import text_of
 from spark_consumers.java import java_class
 from spark_consumers.session import CATALOG
 
@@ -32,6 +35,9 @@ _UPDATE = (
 )
 _CODEC = "write.metadata.compression-codec"
 _NAME = re.compile("`((?:[^`]|``)*)`")
+_SAYS_NONE = re.compile(r"\(code: (?:405|406|501),")
+_ONE_REQUEST: dict[str, bool] = {}
+"""URI of a REST server -> whether it commits several tables in one request, once that is known."""
 
 
 class TableCommit(NamedTuple):
@@ -173,28 +179,64 @@ def _remove_manifest_list(record: TableCommit) -> None:
 def _by_rest(
     spark: SparkSession, catalog: Any, tables: Sequence[TableCommit], record: TableCommit
 ) -> bool:
-    """Send all changes in one request; one after the other where the server has no such request."""
+    """Send all changes in one request; one after the other where the server has no such request.
+
+    Only the first answer can tell that. A server that has once committed, or may have, has it.
+    """
+    uri = str(catalog.properties().get("uri"))
+    if _ONE_REQUEST.get(uri) is False:
+        return one_by_one(tables, record)
     known = spark._jsparkSession
     commits = java_class(known, "java.util.ArrayList")()
-    identifiers = java_class(known, "org.apache.iceberg.catalog.TableIdentifier")
     commit_of = java_class(known, "org.apache.iceberg.catalog.TableCommit").create
-    separator = java_class(known, "java.util.regex.Pattern").compile("\n")  # makes Java's arrays
     for change in (*tables, record):
-        identifier = identifiers.of(separator.split("\n".join(change.names)))
         before, now = change.transaction.startMetadata(), change.transaction.currentMetadata()
-        commits.add(commit_of(identifier, before, now))
+        commits.add(commit_of(_identifier(known, change), before, now))
     try:
         catalog.commitTransaction(commits)
-    except Py4JJavaError as error:
-        text = str(error.java_exception.toString())
-        if "CommitFailedException" in text:
+    except (Py4JJavaError, CapturedException) as error:
+        if uri not in _ONE_REQUEST and _has_none(catalog, [c.identifier() for c in commits], error):
+            _ONE_REQUEST[uri] = False
+            log.warning(
+                "the REST catalog can't commit several tables in one request: they are committed "
+                "one after the other, and the record of epochs last",
+                answer=_name(error),
+            )
+            return one_by_one(tables, record)
+        _ONE_REQUEST[uri] = True
+        if _name(error) == "CommitFailedException":
             # The record's manifest list stays: a request that was repeated may have been done.
             return False
-        if "UnsupportedOperationException" in text:
-            log.debug("the REST catalog can't commit several tables in one transaction")
-            return one_by_one(tables, record)
         raise
+    _ONE_REQUEST[uri] = True
     return True
+
+
+def _identifier(known: Any, change: TableCommit) -> Any:
+    """Return a table's name as Iceberg's catalogs take it."""
+    identifiers = java_class(known, "org.apache.iceberg.catalog.TableIdentifier")
+    separator = java_class(known, "java.util.regex.Pattern").compile("\n")  # makes Java's arrays
+    return identifiers.of(separator.split("\n".join(change.names)))
+
+
+def _has_none(catalog: Any, identifiers: Sequence[Any], error: Exception) -> bool:
+    """Tell whether a server's answer says that it can't commit several tables in one request.
+
+    By Iceberg's ErrorHandlers, 404 is a NoSuchTableException: also of a path that is not there.
+    """
+    name = _name(error)
+    if name == "NoSuchTableException":
+        return all(catalog.tableExists(identifier) for identifier in identifiers)
+    return name == "UnsupportedOperationException" or (
+        name == "RESTException" and bool(_SAYS_NONE.search(text_of(error)))
+    )
+
+
+def _name(error: Exception) -> str:
+    """Return the name of the class of what Java has raised; PySpark makes its own of some."""
+    if isinstance(error, Py4JJavaError):
+        return str(error.java_exception.getClass().getSimpleName())
+    return type(error).__name__
 
 
 _WAYS: Mapping[str, Callable[[SparkSession, Any, Sequence[TableCommit], TableCommit], bool]] = {

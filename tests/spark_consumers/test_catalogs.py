@@ -1,8 +1,14 @@
 """Catalogs other than SQLite: PostgreSQL by JDBC, and REST by Iceberg's own server."""
 
+import contextlib
+import http.client
+import http.server
+import json
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+import urllib.parse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psycopg
@@ -11,6 +17,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
 from services.testbed import jars
 from services.testbed.java import find_java_home
@@ -24,6 +31,7 @@ from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.object_storage import ObjectStorage, object_storage
 from tests.spark_consumers.publisher import SourceTable
 
+KEPT = ("content-type", "accept", "authorization")
 TABLE = SourceTable("things", {"id": ("int8", -1), "name": ("text", -1)})
 
 
@@ -103,6 +111,114 @@ def test_tables_in_a_rest_catalog(
     pipeline = new_pipeline(catalog_type="rest", catalog_uri=rest_uri)
     follow(spark, pipeline)
     assert list((tmp_path / "rest").rglob("things/data/*.parquet"))
+
+
+class Gateway:
+    """A proxy before a REST catalog that names no endpoints and answers `transactions/commit`.
+
+    `answers`: the status of each such request, the last one of all that follow; None: as the
+    catalog answers; 0: the catalog commits, and then the answer is 503. Any other is given without
+    asking the catalog.
+    """
+
+    def __init__(self, uri: str, answers: Sequence[int | None]) -> None:
+        self.answers, self.asked = list(answers), 0
+        port = urllib.parse.urlsplit(uri).port
+        gateway = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                answer = None
+                if self.path.endswith("/transactions/commit"):
+                    gateway.asked += 1
+                    one_left = len(gateway.answers) == 1
+                    answer = gateway.answers[0] if one_left else gateway.answers.pop(0)
+                status, text = answer or 503, b""
+                if not answer:
+                    found, text = self._forward(body)
+                    status = found if answer is None else 503
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(text)
+
+            def _forward(self, body: bytes) -> tuple[int, bytes]:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                with contextlib.closing(connection):
+                    kept = {k: v for k, v in self.headers.items() if k.lower() in KEPT}
+                    connection.request(self.command, self.path, body or None, kept)
+                    response = connection.getresponse()
+                    text = response.read()
+                if "/v1/config" in self.path:
+                    config = json.loads(text)
+                    config.pop("endpoints", None)
+                    text = json.dumps(config).encode()
+                return response.status, text
+
+            do_GET = do_POST = do_HEAD = do_DELETE = _answer
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.uri = f"http://127.0.0.1:{self._server.server_port}/"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> "Gateway":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join(30)
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("answer", [404, 405, 501])
+def test_a_rest_catalog_without_transactions_gets_one_table_after_the_other(
+    spark: SparkSession, rest_uri: str, new_pipeline: NewPipeline, answer: int
+) -> None:
+    """It names no endpoints, so that only its answer tells."""
+    with Gateway(rest_uri, [answer]) as gateway, capture_logs() as logs:
+        follow(spark, new_pipeline(catalog_type="rest", catalog_uri=gateway.uri))
+        assert gateway.asked == 1, "it is asked once"
+    told = [line for line in logs if "one request" in line["event"]]
+    assert [line["log_level"] for line in told] == ["warning"]
+
+
+@pytest.mark.parametrize("first", [0, 503])
+def test_a_rest_catalog_that_may_have_committed_is_never_taken_for_one_without_transactions(
+    spark: SparkSession, rest_uri: str, new_pipeline: NewPipeline, first: int
+) -> None:
+    with Gateway(rest_uri, [first, 404]) as gateway:
+        pipeline = new_pipeline(catalog_type="rest", catalog_uri=gateway.uri)
+        with pytest.raises(Exception, match="CommitStateUnknown"):
+            follow(spark, pipeline)
+        pipeline.restart()
+        if first:
+            with pytest.raises(Exception, match="NoSuchTable"):
+                pipeline.apply()
+        else:
+            assert pipeline.runner.record.epoch == 1, "it has committed"
+        assert len(pipeline.rows("things")) == (0 if first else 1)
+        gateway.answers[:] = [None]
+        pipeline.restart()
+        with pipeline.publisher.transaction() as t:
+            t.insert(TABLE, {"id": 2, "name": "later"})
+        pipeline.apply()
+        assert [row.id for row in pipeline.rows("things")] == [1, 2]
+        gateway.answers[:] = [404]
+        with pipeline.publisher.transaction() as t:
+            t.insert(TABLE, {"id": 3, "name": "last"})
+        with pytest.raises(Exception, match="NoSuchTable"):
+            pipeline.apply()
+        assert [row.id for row in pipeline.rows("things")] == [1, 2]
 
 
 def test_a_warehouse_in_object_storage(
