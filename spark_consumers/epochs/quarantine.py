@@ -7,7 +7,7 @@ record, so that the table needs the protection that the source has.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import reduce
 
 import structlog
@@ -26,7 +26,8 @@ NAME = "_quarantine"
 PLACES_MAX = 1000
 """The most bad events of one epoch; more of them mean a systematic error."""
 _COLUMNS = ("topic", "partition", "offset", "commit_lsn", "seq", "op", "reason", "key", "value")
-_PLACE = ("topic", "partition", "offset")
+_SAME = ("topic", "partition", "offset", "commit_lsn", "key", "value")
+"""An event with these is in the quarantine already."""
 _SQL = (
     "topic string, partition int, offset bigint, commit_lsn bigint, seq bigint, op string,"
     " reason string, key string, value string, epoch bigint"
@@ -51,9 +52,9 @@ class Quarantine:
     ) -> Bad:
         """Write the bad events of an epoch down, each once, and say where they are.
 
-        `epoch` None: of a rebuild. Events that are there already are told by their places: an
-        epoch that is made again may be a larger one, and an event at the place of another topic
-        of the same name has another commit LSN.
+        `epoch` None: of a rebuild. Events that are there already are told by their places and what
+        they hold: an epoch that is made again may be a larger one, and at the place of an event may
+        be another one, of a topic that was made again under its name.
         When they are more than PLACES_MAX, `refuse` is called with the topic that has most of them;
         if that returns, the topic is left out.
         """
@@ -78,7 +79,7 @@ class Quarantine:
                 left = [(summary, shapes) for summary, shapes in given if summary.topic != topic]
                 return self.put_aside(epoch, events, left, refuse)
             if places:
-                self._write(epoch, bad)
+                self._write(epoch, bad, {place.offset for place in places})
         finally:
             bad.unpersist()
         where: Bad = {}
@@ -86,12 +87,13 @@ class Quarantine:
             where.setdefault(place.topic, []).append((place.partition, place.offset))
         return where
 
-    def _write(self, epoch: int | None, bad: DataFrame) -> None:
+    def _write(self, epoch: int | None, bad: DataFrame, offsets: Collection[int]) -> None:
         if not self._spark.catalog.tableExists(self._identifier):
             self._spark.sql(f"CREATE TABLE {self._identifier} ({_SQL}) USING iceberg")
-        there = self._spark.table(self._identifier).select(*_PLACE, F.col("commit_lsn").alias("at"))
-        same = [bad[name] == there[name] for name in _PLACE]
-        new = bad.join(there, [*same, bad["commit_lsn"].eqNullSafe(there["at"])], "left_anti")
+        # The bounds spare most of the values, which are whole records.
+        near = f"offset BETWEEN {min(offsets)} AND {max(offsets)}"
+        there = self._spark.table(self._identifier).where(near).select(*_SAME)
+        new = bad.join(there, [bad[n].eqNullSafe(there[n]) for n in _SAME], "left_anti")
         if not new.isEmpty():
             new.withColumn("epoch", F.lit(epoch).cast("bigint")).writeTo(self._identifier).append()
         log.warning("events were put into the quarantine", table=self._identifier, epoch=epoch)

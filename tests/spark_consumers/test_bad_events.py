@@ -1,7 +1,10 @@
 """Events that can't be read or don't fit: put aside, named, and never a silent NULL."""
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from tests.providers.interface import Broker
+from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable
@@ -115,3 +118,39 @@ def test_a_table_made_anew_remembers_what_kafka_has_refused(new_pipeline: NewPip
         t.insert(ITEMS, {"id": 1, "name": "new", "n": 1})
     pipeline.apply()
     assert [row.id for row in pipeline.rows("items", "id")] == [1, 2, 3]
+
+
+def test_an_event_at_the_place_and_lsn_of_another_one_is_put_aside_too(
+    new_pipeline: NewPipeline, kafka: Broker
+) -> None:
+    """A topic that was made again, from a source that was restored, has both again."""
+    pipeline = new_pipeline(on_bad_event="quarantine")
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "name": "first", "n": "x"}, partition=0)
+        t.raw(ITEMS, "no JSON", partition=1)
+    pipeline.apply()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    prefix = pipeline.kafka.topic_prefix
+    names = [name for name in admin.list_topics(timeout=30).topics if name.startswith(prefix)]
+    for future in admin.delete_topics(names).values():
+        future.result(30)
+    eventually(
+        lambda: not set(names) & admin.list_topics(timeout=20).topics.keys(), what="they are gone"
+    )
+    for name in ("items", "_epochs"):
+        pipeline.spark.sql(f"DROP TABLE {pipeline.identifier(name)} PURGE")
+    pipeline.restart()
+    publisher.commit_lsn -= 100
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "name": "second", "n": "y"}, partition=0)
+        t.raw(ITEMS, "nor this", partition=1)
+    pipeline.apply()
+    aside = pipeline.spark.table(pipeline.identifier("_quarantine"))
+    found = [(row.partition, row.offset, row.commit_lsn) for row in aside.collect()]
+    assert sorted(found, key=str) == sorted(
+        [(0, 0, publisher.commit_lsn)] * 2 + [(1, 0, None)] * 2, key=str
+    )
+    assert aside.where("value LIKE '%second%' OR value = 'nor this'").count() == 2
