@@ -47,6 +47,7 @@ from spark_consumers.kafka.reader import PATIENCE_S, TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, Transactions
+from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
 _ATTEMPTS = 10
@@ -75,7 +76,7 @@ class EpochRunner:
         self._asked = self._ledger.asked(spark)
         self._states = {
             name: state
-            for name, state in self._tables.states(spark).items()
+            for name, state in self._tables.states(spark, tick).items()
             if (name.removeprefix(sums.SOURCE_MARK) in self._settings.sums)
             or (not sums.is_sums(name) and self._follows(name))
         }
@@ -385,7 +386,7 @@ class EpochRunner:
         if asked == self._asked:
             return
         self._asked = asked
-        for name, found in self._tables.states(self._spark).items():
+        for name, found in self._tables.states(self._spark, tick).items():
             state = self._states.get(name)
             if state is not None:
                 self._states[name] = dataclasses.replace(state, rebuild=found.rebuild)

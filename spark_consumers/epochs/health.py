@@ -5,7 +5,8 @@ the trigger's interval. Signs of work:
 
     the query       a micro-batch is done, or the query has looked and there is none (every 10 s)
     between two     an epoch, a part of a rebuild, or the maintenance of the tables is done
-    a long epoch    Spark's jobs have ended tasks, or read or written rows; this process computes
+    a long epoch    Spark's jobs have ended tasks, or read or written rows; this process computes;
+                    a table's step is done, of an epoch, a start or the maintenance (liveness)
 
 /readyz fails before the tables' state is known, after an epoch that failed until the query gets on
 again, and once `run` ends. Parked tables do not matter: the others go on.

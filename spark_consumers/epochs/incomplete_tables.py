@@ -19,6 +19,7 @@ from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State
 from spark_consumers.kafka.shapes import DeadLetters
 from spark_consumers.kafka.transactions import Cut
+from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
 
@@ -91,3 +92,4 @@ def mark(
         if identifier is not None:
             found = catalog.load(spark, identifier)
             catalog.set_property(found, catalog.LACKS, str(commit_lsn))
+            tick()

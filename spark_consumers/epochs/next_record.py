@@ -10,6 +10,7 @@ from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.tables import State
 from spark_consumers.kafka.reader import Offsets
 from spark_consumers.kafka.transactions import Cut
+from spark_consumers.liveness import tick
 
 
 def next_record(
@@ -35,6 +36,7 @@ def next_record(
         if name in adopted:
             place = Place(state.identifier, adopted[name].snapshot, state.uuid)
         elif not place or place.uuid != state.uuid or state.sealed[0] > before.epoch:
+            tick()
             table = catalog.load(spark, state.identifier)
             # Redone: a compaction since would be the last snapshot, which has no tag.
             tagged = catalog.ref_snapshot(table, catalog.tag_name(cut.commit_lsn))

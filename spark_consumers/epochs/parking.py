@@ -29,6 +29,7 @@ from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.parked import concerns_one_table, parked_by
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
 from spark_consumers.kafka.transactions import Cut
+from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
 
@@ -169,6 +170,7 @@ class Parking:
                 self._park(name, failure)
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+            tick()
 
     @staticmethod
     def fault(error: Exception) -> SlotbridgeError | None:

@@ -45,6 +45,7 @@ from spark_consumers.iceberg.rebuild_note import (
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, is_large
 from spark_consumers.kafka.reader import Offsets, TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
+from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
 PART_EVENTS = 50_000
@@ -141,6 +142,7 @@ class Rebuilds:
                     note = self._part(name, note, record, states, recent.get(name, 0))
                 if note is not None and note.commit_lsn == limit:
                     self.ready[name] = note
+                tick()
             except (*FOREIGN, SlotbridgeError) as error:
                 if self._parking.fault(error) is None:
                     raise
@@ -371,14 +373,14 @@ class Rebuilds:
             replaced=replaced or note.replaced,
             settled=note.settled or part.ended,
         )
+        tick()
         self._staging.extend(self._staging.written(base), done.text())
         return done
 
     def _is_large(self, base: staging.Base) -> bool:
         table = catalog.load(self._spark, base.identifier)
-        return is_large(
-            catalog.summary_of(None if base.side is None else table.snapshot(base.side))
-        )
+        side = None if base.side is None else table.snapshot(base.side)
+        return is_large(catalog.summary_of(side))
 
     def _put_aside(
         self, events: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.tables import OpenTable, State
+from spark_consumers.liveness import tick
 
 
 def note_bound(
@@ -31,3 +32,4 @@ def note_bound(
             states[name] = replace(state, seen_lsn=lsn)
         found = catalog.load(spark, table.identifier)
         catalog.set_property(found, catalog.SEEN_LSN, str(lsn))
+        tick()

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.epochs.health import Health
 from spark_consumers.failures import FOREIGN
+from spark_consumers.liveness import heard_by
 
 BESIDE = "slottables audit"
 """The job group of work beside the epochs, which says nothing of theirs."""
@@ -20,7 +21,7 @@ _WRITTEN = ("shuffleWriteRecords", "outputRecords")
 
 @contextlib.contextmanager
 def watched(spark: SparkSession, health: Health) -> Iterator[None]:
-    """Tell `health` of Spark's work, again and again, until the block ends."""
+    """Tell `health` of Spark's work, again and again, and of each step, until the block ends."""
     stop = threading.Event()
 
     def look() -> None:
@@ -31,7 +32,8 @@ def watched(spark: SparkSession, health: Health) -> Iterator[None]:
     thread = threading.Thread(target=look, name="spark-work", daemon=True)
     thread.start()
     try:
-        yield
+        with heard_by(health.worked):
+            yield
     finally:
         stop.set()
         thread.join(_EVERY_S)

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from pyspark import InheritableThread
 
+from spark_consumers.liveness import tick
+
 _TABLES_AT_ONCE = 4
 Item = TypeVar("Item")
 
@@ -27,6 +29,7 @@ def at_once(work: Callable[[Item], None], items: Iterable[Item]) -> None:
                     work(item)
                 except Exception as error:
                     failures.append(error)
+                tick()
 
     for item in items:
         waiting.put(item)

@@ -11,6 +11,7 @@ from spark_consumers.epochs.ledger import Ledger, recorded_of
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg.maintenance import Maintained, maintain
 from spark_consumers.iceberg.tables import State
+from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
 
@@ -33,6 +34,7 @@ def maintain_all(
         yield records
         records = []
     for state in states:
+        tick()
         try:
             recorded = recorded_of(records, state.source)
             yield maintain(

@@ -19,6 +19,7 @@ from schemas.tables import TablesSettings
 from spark_consumers.iceberg import catalog, holds
 from spark_consumers.iceberg.retention import Retention, kept
 from spark_consumers.iceberg.tables import NEVER, State
+from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
 _TARGET_BYTES = 128 * 2**20
@@ -70,14 +71,17 @@ def maintain(
     snapshot = catalog.snapshot_id(table)
     if compacted is not None and snapshot is not None:
         compacted(state, snapshot)
+    tick()
     now_ms = int(time.time() * 1000)
     metadata = catalog.metadata(table)
     refs = {name: int(ref["snapshot-id"]) for name, ref in metadata["refs"].items()}
     times_ms = {s["snapshot-id"]: int(s["timestamp-ms"]) for s in metadata.get("snapshots", ())}
     retention, most = Retention.of(settings), settings.epochs_kept
     catalog.forget(table, forgotten(refs, times_ms, recorded, retention, most, now_ms))
+    tick()
     # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
     catalog.expire(table, keep=1, older_than_ms=now_ms - settings.epochs_kept_all_ms)
+    tick()
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()
     done = Maintained(

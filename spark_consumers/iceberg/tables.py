@@ -13,7 +13,7 @@ wherever the process was killed.
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,8 +134,13 @@ class Tables:
         """Make the namespace where there is none."""
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.place()}")
 
-    def states(self, spark: SparkSession) -> dict[str, State]:
-        """Return source table (`schema.table`) -> the state of its Iceberg table."""
+    def states(
+        self, spark: SparkSession, told: Callable[[], None] | None = None
+    ) -> dict[str, State]:
+        """Return source table (`schema.table`) -> the state of its Iceberg table.
+
+        `told` is called after each table.
+        """
         if not spark.catalog.databaseExists(self.place()):
             return {}
         names = [row.tableName for row in spark.sql(f"SHOW TABLES IN {self.place()}").collect()]
@@ -144,6 +149,8 @@ class Tables:
             state = self.state(spark, catalog.identifier(self.namespace, name))
             if state is not None:
                 found[state.source] = state
+            if told is not None:
+                told()
         return found
 
     def state(self, spark: SparkSession, identifier: str) -> State | None:

@@ -197,7 +197,7 @@ LAYERS = {
         ("cli",),
     ),
     "spark_consumers": (
-        ("java", "session", "sql", "key_index", "executor", "status", "formats"),
+        ("java", "session", "sql", "key_index", "executor", "liveness", "status", "formats"),
         ("events",),
         *(("failures", "kafka"), ("iceberg",), ("epochs",), ("blame", "verify", "operations")),
         *(("restore", "audit", "terminal"), ("command",), ("submit",)),

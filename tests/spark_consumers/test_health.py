@@ -4,17 +4,21 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 
-from services.testbed.ports import free_port
-from spark_consumers.epochs import spark_work
+from services.testbed.ports import free_port, is_free
+from spark_consumers.epochs import publication, spark_work, upkeep
 from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.health import Health
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.iceberg import maintenance
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import ONE, THREE, Running, insert, read
 
 DEADLINE_MS = 6_000
@@ -146,6 +150,49 @@ def test_a_query_that_hangs_is_told_from_an_epoch_that_works(
         eventually(lambda: running.failure or probe(port, "/healthz")[0] == 200, what="it goes on")
     running.sound()
     assert probe(port, "/readyz") == (503, "no: `slottables run` has ended")
+
+
+@pytest.mark.parametrize("work", ["publish", "maintain"])
+def test_steps_of_many_tables_that_neither_spark_nor_python_works_on_keep_it_healthy(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """As a slow catalog's are: each takes half of the time that is allowed."""
+    port, steps = free_port(), 0
+    interval_ms = 1_000 if work == "maintain" else 0
+    pipeline = new_pipeline(
+        http_port=port, progress_deadline_ms=DEADLINE_MS, maintenance_interval_ms=interval_ms
+    )
+    tables = [SourceTable(f"many{number}", {"id": ("int4", -1)}) for number in range(4)]
+    pipeline.publisher.announce(*tables)
+
+    def slowly(does: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*given: Any, **named: Any) -> Any:
+            nonlocal steps
+            time.sleep(DEADLINE_MS / 2000)
+            steps += 1
+            return does(*given, **named)
+
+        return slow
+
+    monkeypatch.setattr("spark_consumers.epochs.threads._TABLES_AT_ONCE", 1)
+    if work == "publish":
+        monkeypatch.setattr(publication, "_write_metadata", slowly(publication._write_metadata))
+    else:
+        monkeypatch.setattr(upkeep, "maintain", slowly(maintenance.maintain))
+    with pipeline.publisher.transaction() as t:
+        for table in tables:
+            t.insert(table, {"id": 1})
+    seen: set[tuple[int, str]] = set()
+    with Running(pipeline) as running:
+        eventually(lambda: running.failure or not is_free(port), what="it runs", timeout_s=60)
+
+        def worked() -> bool:
+            running.sound()
+            seen.add(probe(port, "/healthz"))
+            return bool(running.reports) and steps >= len(tables)
+
+        eventually(worked, what="all tables are done", timeout_s=120)
+    assert seen == {(200, "ok")}
 
 
 @pytest.mark.parametrize("watched", [IDLE_MS], indirect=True)
