@@ -130,7 +130,7 @@ class EpochRunner:
         """Whether `step` works without new transactions. An epoch to be redone comes first."""
         if self._redo_lsn is not None or self._unrecorded:
             return self._redo_lsn == self._record.commit_lsn
-        active = self.rebuilds.active(self._states) or self.parking.refused
+        active = self.rebuilds.active(self._states) or self.parking.refused or self.parking.damaged
         return bool(active) or self._quiet() is not None
 
     def waiting(self) -> tuple[int, int]:
@@ -251,8 +251,8 @@ class EpochRunner:
     def _cut(self) -> Cut | None:
         waiting = self._log.waiting()[1]
         record, done, now_ms = self._record, self._record.commit_lsn, int(time.time() * 1000)
-        parked = not self._unrecorded and self.parking.refused  # at the start, or of a rebuild
-        made = self._redo_lsn is None and (self.rebuilds.ready or parked)
+        found = self.parking.refused or self.parking.damaged  # at the start, or of a rebuild
+        made = self._redo_lsn is None and (self.rebuilds.ready or (found and not self._unrecorded))
         if self._redo_lsn == done or (made and not waiting):  # an epoch without transactions
             self._read_small_topics()
             return Cut(done, record.transaction_offset or 0, now_ms, record.commit_ts_ms)

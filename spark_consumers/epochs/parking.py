@@ -23,7 +23,7 @@ from schemas.errors import BadInput, OperatorNeeded, SlotbridgeError
 from schemas.naming import schema_and_table
 from schemas.tables import TablesSettings
 from spark_consumers.epochs.event_reader import Wanted
-from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable
+from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable, Place
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.parked import concerns_one_table, parked_by
@@ -49,6 +49,8 @@ class Parking:
         self._spark = spark
         self._parks = settings.on_refused_table == "park"
         self._sums = {sums.source_of(name): found.source for name, found in settings.sums.items()}
+        given = settings.sums.items()
+        self._definitions = {sums.source_of(name): sums.definition(found) for name, found in given}
         self._tables = tables
         self._ledger = ledger
         self._states = states
@@ -60,6 +62,8 @@ class Parking:
         """The parked tables, those that are to return included."""
         self.refused: dict[str, str] = {}
         """The tables that were parked since the last epoch, with the reason."""
+        self.damaged: set[str] = set()
+        """Tables of sums that the next epoch computes anew, even one without transactions."""
         self.rebuilding: set[str] = set()
         """The tables that can't return yet, as their rebuild goes on."""
         self.accepted: dict[str, int] = {}
@@ -87,12 +91,36 @@ class Parking:
         self.look()
 
     def refuse_rolled_back(self, record: EpochRecord) -> None:
-        """Park the tables that somebody has rolled back since their last epoch, at a start."""
+        """Park the tables that somebody has rolled back since their last epoch, at a start.
+
+        Tables of sums are `damaged` then: they are computed anew, as those whose settings changed.
+        """
         self.begin(record, record.commit_lsn, self._states)
-        for name, state in list(self._states.items()):
-            # Sums are computed anew.
-            if state.rolled_back and name not in self.tables and not sums.is_sums(name):
-                self.refuse(name, rollback.refused(state.identifier))
+        there = {n: s for n, s in self._states.items() if n not in self.tables}
+        wrong = {n: s for n, s in there.items() if s.rolled_back or _is_restored(s, record)}
+        for name, state in wrong.items():
+            if not sums.is_sums(name):
+                self._refuse_wrong(name, state)
+        for name in sorted(filter(sums.is_sums, there)):
+            had = there[name].definition
+            if self._sums[name] not in self._states.keys() - self.tables.keys():
+                continue
+            if name in wrong or had != self._definitions[name]:
+                self.damaged.add(name)
+                self._states[name] = replace(there[name], rolled_back=True)
+                why = "its settings were others" if had else "its settings are unknown"
+                why = "it was rolled back" if name in wrong else why
+                log.warning("a table of sums is computed anew", table=name, why=why)
+
+    def _refuse_wrong(self, name: str, state: State) -> None:
+        """Park a table that was rolled back or restored; nobody counts what the latter lacks."""
+        if state.rolled_back:
+            self.refuse(name, rollback.refused(state.identifier))
+            return
+        self._states[name] = state.at(*state.sealed)
+        self.refuse(name, rollback.refused(state.identifier, whole=True))
+        place = Place(state.identifier, state.tagged, state.uuid)
+        self.tables[name] = self.tables[name]._replace(place=place, events=None)
 
     def begin(self, record: EpochRecord, cut_lsn: int, states: dict[str, State]) -> None:
         """Begin an epoch up to `cut_lsn` after `record`, or a part of a rebuild beside it."""
@@ -191,6 +219,7 @@ class Parking:
 
     def seal(self, cut: Cut, adopted: Collection[str]) -> dict[str, ParkedTable]:
         """Return the tables that are parked after an epoch which the `adopted` ones have."""
+        self.damaged = set()
         for name in adopted:
             if self.tables.pop(name, None) is not None:
                 self._returning.discard(name)
@@ -234,6 +263,14 @@ class Parking:
             table=name,
             **self.tables[name].parked.described(),
         )
+
+
+def _is_restored(state: State, record: EpochRecord) -> bool:
+    """Tell whether a table is of another time than the record. One that is ahead is not judged."""
+    place = record.tables.get(state.source)
+    if place is None or place.uuid != state.uuid or state.sealed[0] > record.epoch:
+        return False
+    return rollback.restored(state.tagged, place.snapshot)
 
 
 def require_none_parked(tables: Mapping[str, ParkedTable]) -> None:

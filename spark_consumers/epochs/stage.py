@@ -29,6 +29,7 @@ from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.iceberg.tables import NEVER, State
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.key_index import folders
+from spark_consumers.liveness import tick
 from spark_consumers.session import local_folder
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class Stage:
             if item and item.table.rebuilt:
                 unset += [catalog.REBUILD, catalog.REBUILD_NOTE]
             drops = item.table.drops if item else ()
-            own = dict(values)
+            own = values | self._definition(name)
             if item and drops:
                 left = [column for column in item.table.layout.kept if column not in drops]
                 own[catalog.KEPT] = json.dumps(left)
@@ -190,6 +191,11 @@ class Stage:
 
         at_once(adopt, sorted(self._bases))
         return adopted
+
+    def _definition(self, name: str) -> dict[str, str]:
+        """Return the property of a table of sums that tells by which settings it is computed."""
+        found = self._settings.sums.get(name.removeprefix(sums.SOURCE_MARK))
+        return {catalog.SUMS: sums.definition(found)} if found and sums.is_sums(name) else {}
 
     def follow(self, adopted: Mapping[str, Adopted]) -> None:
         """Do what comes after an epoch that is published, whose readers need not wait for this.
@@ -213,15 +219,11 @@ class Stage:
         """Bring the epoch into the tables of sums."""
         for name, settings in self._settings.sums.items():
             item, state = self._work.get(settings.source), states.get(settings.source)
+            known = states.get(sums.source_of(name))
+            tick()
             if item is not None:
                 layout, source = item.table.layout, self._staging.branch(self._bases[item.name])
-            elif (
-                state is not None
-                and state.shape
-                and state.commit_lsn == cut.commit_lsn
-                and (cut.transactions or state.sealed[0] == epoch)
-            ):
-                # The source had the epoch already when it was begun again: the sums may not.
+            elif state and state.shape and _lags(known, state, epoch, cut, before):
                 layout, source = layout_of(self._settings, state.shape), state.identifier
             else:
                 continue
@@ -229,11 +231,12 @@ class Stage:
             table = sums.make(self._spark, identifier, name, settings, layout)
             if catalog.reached(table)[0] >= epoch:
                 continue
-            known = states.get(sums.source_of(name))
             sealed = known.sealed if known else (NEVER, NEVER)
             base = self._staging.begin(identifier, sealed, explicit=True)
             branch = self._staging.branch(self._staging.written(base))
-            behind = known is None or known.commit_lsn < before.commit_lsn
+            behind = known is None or known.rolled_back or known.commit_lsn < before.commit_lsn
+            # A table that is made anew, or comes back, has no rows of the epoch before.
+            behind = behind or (item is not None and item.table.commit_lsn != before.commit_lsn)
             behind = behind or rollback.rolled_back(table, catalog.properties(table))
             if item is None or behind or not table_writer.adds_up(item):
                 sums.recompute(self._spark, branch, source, settings)
@@ -243,3 +246,18 @@ class Stage:
                 snapshot = place.snapshot if place else None
                 sums.add(branch, settings, layout, folded, item.table.identifier, snapshot)
             self._bases[sums.source_of(name)] = self._staging.written(base)
+
+
+def _lags(known: State | None, source: State, epoch: int, cut: Cut, before: EpochRecord) -> bool:
+    """Tell whether sums are to be computed from a table that an epoch brings nothing. Pure.
+
+    `known`: the state of the sums. `before`: the record of the last epoch. The rows of a parked
+    table may not be those of its epoch: its sums are parked with it.
+    """
+    if source.parked is not None:
+        return False
+    if known is not None and known.rolled_back:
+        return source.commit_lsn in (before.commit_lsn, cut.commit_lsn)
+    # The source had the epoch already when it was begun again: the sums may not.
+    again = bool(cut.transactions) or source.sealed[0] == epoch
+    return source.commit_lsn == cut.commit_lsn and again

@@ -9,6 +9,7 @@ from schemas.errors import SlotbridgeError
 from schemas.tables import TablesSettings
 from spark_consumers.epochs.ledger import Ledger, recorded_of
 from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.iceberg import catalog, rollback
 from spark_consumers.iceberg.maintenance import Maintained, maintain
 from spark_consumers.iceberg.tables import State
 from spark_consumers.liveness import tick
@@ -27,7 +28,8 @@ def maintain_all(
 ) -> Iterator[Maintained | SlotbridgeError]:
     """Thin the record of epochs, then maintain tables; yield what was done, or how it failed.
 
-    A table whose maintenance fails stays as it is, and the others are maintained.
+    A table whose maintenance fails stays as it is, and the others are maintained. With `compacted`,
+    which the tables' writer gives, raise Retryable (LOCKED) where somebody has rolled a table back.
     """
     records = ledger.try_to_thin(spark)
     if isinstance(records, SlotbridgeError):
@@ -36,6 +38,8 @@ def maintain_all(
     for state in states:
         tick()
         try:
+            if compacted is not None:
+                _require_known(spark, state)
             recorded = recorded_of(records, state.source)
             yield maintain(
                 *(spark, settings, state), orphans=orphans, recorded=recorded, compacted=compacted
@@ -45,3 +49,16 @@ def maintain_all(
             failure.subject = failure.subject or state.source
             log.warning("maintenance of a table failed", table=state.source, error=str(failure))
             yield failure
+
+
+def _require_known(spark: SparkSession, state: State) -> None:
+    """Raise Retryable (LOCKED) where a table is not as its writer has left it: a start judges it.
+
+    What is parked, or is to be computed anew, is known to be so.
+    """
+    if state.parked is not None or state.rolled_back:
+        return
+    table = catalog.load(spark, state.identifier)
+    found = catalog.require_known(table, state.identifier, state.sealed)
+    if rollback.rolled_back(table, found):
+        raise catalog.overtaken(state.identifier)

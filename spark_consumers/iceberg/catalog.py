@@ -36,15 +36,16 @@ DROPS = "slotbridge.drops"
 LACKS = "slotbridge.lacks"
 SEEN_LSN = "slotbridge.seen_lsn"
 PARKED = "slotbridge.parked"
+SUMS = "slotbridge.sums"
 EPOCH = "slotbridge.epoch"
 COMMIT_LSN = "slotbridge.commit_lsn"
 """Names of table properties; the last two are also in the summary of each snapshot. LACKS: the
 commit LSN of an epoch in which an event of the table was left out (a dead letter, the quarantine),
 so that the table may have a row that the source has not. KEPT: columns that nothing fills any more.
 FILLS: what the next epoch puts into added columns of all rows (fills.py). DROPS: those of KEPT that
-the next epoch drops. SEEN_LSN: inserts that
-commit before it may be of rows that a snapshot brought. REBUILD: asked for by which command; it is
-also in the summaries of the snapshots that a rebuild writes."""
+the next epoch drops. SEEN_LSN: inserts that commit before it may be of rows that a snapshot
+brought. REBUILD: asked for by which command; it is also in the summaries of the snapshots that a
+rebuild writes. SUMS: the settings by which a table of sums is computed."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _ATTEMPTS: Final = 10
 """Commits to a table's references that another writer may be ahead of."""

@@ -51,9 +51,27 @@ def _snapshots_of(table: Any, found: Mapping[str, str]) -> dict[int, int]:
     }
 
 
-def refused(identifier: str) -> OperatorNeeded:
-    """Return the error of a table that was rolled back."""
+def restored(tagged: int | None, recorded: int | None) -> bool:
+    """Tell whether a table is not the one that the record of epochs names. Pure.
+
+    `tagged`: the snapshot of the last epoch that the table's properties tell; `recorded`: that of
+    the last epoch that brought it something, as the record has it. Both are the same, unless the
+    catalog has got the table's metadata of another time.
+    """
+    return None not in (tagged, recorded) and tagged != recorded
+
+
+def refused(identifier: str, *, whole: bool = False) -> OperatorNeeded:
+    """Return the error of a table that was rolled back; `whole`: its properties, too."""
     name = identifier.replace("`", "")
+    if whole:
+        return OperatorNeeded(
+            "the Iceberg table was restored: it is not at the epoch that _epochs has of it",
+            operation="go on with a table",
+            subject=name,
+            hint="`slottables rebuild --table` makes it anew from Kafka; `slottables unpark "
+            "--table` reads from there what it lacks, which nobody has counted",
+        )
     return OperatorNeeded(
         "the Iceberg table was rolled back: it lacks rows of an epoch that its properties tell",
         operation="go on with a table",

@@ -7,6 +7,7 @@ the source's snapshot still has. A group without rows is removed. A template for
 whatever can be added and taken off again (sums, counts, and averages as both) can be kept so.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,11 @@ def source_of(name: str) -> str:
     return SOURCE_MARK + name
 
 
+def definition(sums: SumSettings) -> str:
+    """Return the text that tells, in a table of sums, by which settings its rows were computed."""
+    return json.dumps(sums.model_dump(), sort_keys=True)
+
+
 def is_sums(source: str) -> bool:
     """Tell whether a table's source marks it as a table of sums."""
     return source.startswith(SOURCE_MARK)
@@ -38,19 +44,22 @@ def is_sums(source: str) -> bool:
 def make(spark: SparkSession, identifier: str, name: str, sums: SumSettings, layout: Layout) -> Any:
     """Load the table of sums; create it where there is none.
 
-    Raise SettingsError for columns that can't be grouped by or summed.
+    Raise SettingsError for columns that can't be grouped by or summed, or that the table lacks.
     """
-    if spark.catalog.tableExists(identifier):
-        return catalog.load(spark, identifier)
     types = {field.name: field.type for field in layout.fields}
-    problem = _problem(sums, types, layout)
+    table = catalog.load(spark, identifier) if spark.catalog.tableExists(identifier) else None
+    if table is not None and catalog.properties(table).get(catalog.SUMS) == definition(sums):
+        return table
+    problem, hint = _problem(sums, types, layout), "correct tables.sums"
+    names = {*sums.group_by, *sums.sums, ROWS}
+    if not problem and table is not None and names != set(catalog.column_names(table)):
+        problem = "the table of sums has other columns"
+        hint = "drop it, so that it is made anew by the next epoch of its source; or correct"
+        hint += " tables.sums"
     if problem:
-        raise SettingsError(
-            problem,
-            operation="read settings",
-            subject=name,
-            hint="correct tables.sums",
-        )
+        raise SettingsError(problem, operation="read settings", subject=name, hint=hint)
+    if table is not None:
+        return table
     columns = [f"{quoted(column)} {types[column].simpleString()}" for column in sums.group_by]
     columns += [f"{quoted(n)} {_sum_type(types[c])}" for n, c in sums.sums.items()]
     spark.sql(

@@ -80,7 +80,12 @@ class State:
     drops: tuple[str, ...] = ()
     """Columns that the next epoch drops."""
     rolled_back: bool = False
-    """Whether it lacks rows of an epoch that it had, when its state was read."""
+    """Whether it lacks rows of an epoch that it had, when its state was read. Of a table of sums:
+    whether it is to be computed anew."""
+    tagged: int | None = None
+    """The snapshot that has the tag of its last epoch, when its state was read."""
+    definition: str = ""
+    """Of a table of sums: the settings that its rows were computed by, "" if they are not known."""
 
     def at(self, epoch: int, commit_lsn: int) -> "State":
         """Return the state after an epoch that brings the table nothing."""
@@ -160,7 +165,8 @@ class Tables:
         if catalog.SOURCE not in properties:
             return None
         state = state_of(identifier, table, properties, large=is_large(catalog.summary(table)))
-        return replace(state, rolled_back=rollback.rolled_back(table, properties))
+        tagged = catalog.ref_snapshot(table, catalog.tag_name(max(state.sealed[1], 0)))
+        return replace(state, rolled_back=rollback.rolled_back(table, properties), tagged=tagged)
 
     def open(self, spark: SparkSession, shapes: list[Shape], state: State | None) -> OpenTable:
         """Open the table of the last of `shapes`; create or change it where needed.
@@ -274,6 +280,7 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
         parked,
         fills_from(found.get(catalog.FILLS)),
         tuple(json.loads(found.get(catalog.DROPS, "[]"))),
+        definition=found.get(catalog.SUMS, ""),
     )
 
 

@@ -1,14 +1,22 @@
 """A table that somebody rolls back: its properties still tell the epoch that its rows lack."""
 
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from schemas.errors import OperatorNeeded
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
+from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable
+from tests.spark_consumers.test_job import Running
 
 GOOD = SourceTable("good", {"id": ("int4", -1)})
 BACK = SourceTable("back", {"id": ("int4", -1)})
@@ -147,3 +155,172 @@ def test_what_is_not_a_rollback_goes_on(pipeline: Pipeline) -> None:
     pipeline.restart()
     assert not pipeline.runner.parking.tables
     assert ids(pipeline) == [1, 2, 3, 4, 6]
+
+
+@contextlib.contextmanager
+def kept(pipeline: Pipeline, *names: str) -> Iterator[Callable[[], None]]:
+    """Tables in the catalog's database as they are now, which the answer puts back."""
+    found = sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=30)
+    where = "table_namespace = ? AND table_name = ?"
+    select = f"SELECT metadata_location FROM iceberg_tables WHERE {where}"
+    places = [(pipeline.kafka.topic_prefix, name) for name in names]
+    rows = [(*found.execute(select, place).fetchone(), *place) for place in places]
+
+    def put_back() -> None:
+        update = f"UPDATE iceberg_tables SET metadata_location = ? WHERE {where}"
+        found.executemany(update, rows)
+        found.commit()
+
+    with contextlib.closing(found):
+        yield put_back
+
+
+@pytest.mark.parametrize(("remedy", "idle"), [("rebuild", True), ("unpark", False)])
+def test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_whole(
+    pipeline: Pipeline, remedy: str, *, idle: bool
+) -> None:
+    """Its properties tell an older epoch, which is no other than that of a table without events."""
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 4})
+    pipeline.apply()
+    with kept(pipeline, "back") as put_back:
+        both(pipeline, 5)
+        put_back()
+    assert ids(pipeline) == [1, 2, 3]
+    if idle:
+        with pytest.raises(OperatorNeeded, match=r"the table is parked: .* restored"):
+            pipeline.stream()
+    with pipeline.publisher.transaction() as t:
+        for table in (GOOD, BACK):
+            t.insert(table, {"id": 6})
+    with pytest.raises(OperatorNeeded, match="the table is parked"):
+        pipeline.stream()
+    assert ids(pipeline) == [1, 2, 3]
+    asked = operator(pipeline)
+    list(asked.rebuild([NAME]) if remedy == "rebuild" else asked.unpark([NAME]))
+    pipeline.restart()
+    both(pipeline, 8)
+    pipeline.stream()
+    assert ids(pipeline) == [1, 2, 3, 5, 6, 8]
+    both(pipeline, 7)
+    assert ids(pipeline) == [1, 2, 3, 5, 6, 7, 8]
+
+
+SUMS = {"totals": {"source": NAME, "group_by": ["id"], "sums": {"total": "id"}}}
+
+
+def totals(pipeline: Pipeline) -> list[int]:
+    found = pipeline.spark.table(pipeline.identifier("totals")).collect()
+    assert all(row.id == row.total for row in found)
+    return sorted(row.id for row in found)
+
+
+@pytest.fixture
+def summed(new_pipeline: NewPipeline) -> Pipeline:
+    """As `pipeline`, with sums of the table."""
+    made = new_pipeline(on_refused_table="park", sums=SUMS)
+    made.publisher.announce(GOOD, BACK)
+    for number in (1, 2, 3):
+        both(made, number)
+    assert totals(made) == [1, 2, 3]
+    return made
+
+
+def roll_back_sums(pipeline: Pipeline) -> None:
+    table = catalog.load(pipeline.spark, pipeline.identifier("totals"))
+    name = pipeline.identifier("totals").partition(".")[2]
+    parent = int(table.currentSnapshot().parentId())
+    call = f"CALL slotbridge.system.rollback_to_snapshot('{name}', {parent})"
+    pipeline.spark.sql(call)
+    assert totals(pipeline) == [1, 2]
+
+
+def test_a_run_on_an_idle_source_tells_of_rollbacks_when_it_maintains_the_tables(
+    summed: Pipeline,
+) -> None:
+    """That of a table, which is parked, and that of its sums, which are computed anew."""
+    summed.restart()
+    summed.set_tables(maintenance_interval_ms=1_000)
+    with Running(summed) as run:
+        roll_back_sums(summed)
+        eventually(lambda: run.failure or totals(summed) == [1, 2, 3], what="it computes the sums")
+        run.sound()
+        roll_back(summed)
+        eventually(lambda: run.failure or NAME in told(run), what="it tells", timeout_s=60)
+    run.sound()
+    assert totals(summed) == [1, 2, 3]
+    assert set(summed.runner.parking.tables) == {NAME, "sums of totals"}
+
+
+def told(run: Running) -> set[str]:
+    """The tables that a run has told to be refused."""
+    return {name for report in run.reports for name in report.refused}
+
+
+@pytest.mark.parametrize("comes", ["nothing", "of others", "of the source"])
+def test_sums_that_were_rolled_back_are_told_and_computed_anew(
+    summed: Pipeline, comes: str
+) -> None:
+    roll_back_sums(summed)
+    summed.restart()
+    if comes != "nothing":
+        with summed.publisher.transaction() as t:
+            t.insert(GOOD if comes == "of others" else BACK, {"id": 4})
+    with capture_logs() as logs:
+        reports = summed.stream()
+    found = [(line["table"], line["why"]) for line in logs if "computed anew" in line["event"]]
+    assert found == [("sums of totals", "it was rolled back")]
+    assert totals(summed) == ([1, 2, 3, 4] if comes == "of the source" else [1, 2, 3])
+    assert reports and summed.stream() == [], "not again and again"
+
+
+def test_sums_whose_metadata_was_put_back_are_computed_anew(summed: Pipeline) -> None:
+    with kept(summed, "totals") as put_back:
+        both(summed, 4)
+        put_back()
+    assert totals(summed) == [1, 2, 3]
+    summed.stream()
+    assert totals(summed) == [1, 2, 3, 4]
+    both(summed, 5)
+    assert totals(summed) == [1, 2, 3, 4, 5]
+
+
+def test_sums_of_a_table_that_was_rolled_back_are_parked_with_it_though_nothing_comes(
+    summed: Pipeline,
+) -> None:
+    had = roll_back(summed)
+    with pytest.raises(OperatorNeeded, match="the table is parked"):
+        summed.stream()
+    assert set(summed.runner.parking.tables) == {NAME, "sums of totals"}
+    assert totals(summed) == [1, 2, 3], "as of the last epoch"
+    call(summed, "set_current_snapshot", had)
+    list(operator(summed).unpark([NAME]))
+    summed.restart()
+    both(summed, 4)
+    assert not summed.runner.parking.tables
+    assert totals(summed) == [1, 2, 3, 4]
+
+
+def test_sums_are_not_computed_from_the_rows_of_a_table_that_was_rolled_back(
+    summed: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch is made again, which the table had had."""
+    with monkeypatch.context() as patch:
+        kill(patch, "tables", tables_max=1)
+        with pytest.raises(KeyboardInterrupt):
+            both(summed, 4)
+    assert (ids(summed), totals(summed)) == ([1, 2, 3, 4], [1, 2, 3])
+    had = catalog.snapshot_id(back(summed))
+    assert had is not None
+    call(
+        summed, "rollback_to_snapshot", int(back(summed).snapshots().iterator().next().snapshotId())
+    )
+    summed.restart()
+    summed.apply()
+    assert NAME in summed.runner.parking.tables
+    assert totals(summed) == [1, 2, 3], "as of the epoch before"
+    call(summed, "set_current_snapshot", had)
+    list(operator(summed).unpark([NAME]))
+    summed.restart()
+    both(summed, 5)
+    assert (ids(summed), totals(summed)) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
