@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from tests.bridge.values import samples
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker
 
+Decode = Callable[[bytes, str, str], Any]
+"""Bytes, topic, and `key`, `value` or `header` -> what they say."""
 Tables = Mapping[str, Mapping[str, tuple[str | None, ...]]]
 OTHER_MODES = {
     "decimal_handling": "string",
@@ -84,7 +86,7 @@ CHANGES = """
 
 @dataclass
 class Record:
-    """A record of a topic, read as JSON; `value` None is a tombstone."""
+    """A record of a topic, decoded; `value` None is a tombstone."""
 
     key: Any
     value: Any
@@ -110,11 +112,14 @@ def published(
     converters: Mapping[str, str] | None = None,
     transforms: Mapping[str, str] | None = None,
     shaping: dict[str, Any] | None = None,
+    registry: str | None = None,
+    decode: Decode | None = None,
 ) -> dict[str, Source]:
     """Mode -> what both have published: of `tables` (type -> texts), and of OTHERS.
 
     `formats`: settings of the bridge's section kafka; `shaping`: its section;
-    `converters`: Connect's properties; `transforms`: those of each connector.
+    `converters`: Connect's properties; `transforms`: those of each connector; `registry`: the
+    bridge's; `decode`: reads a part of a record, by default as JSON.
     """
     folder.chmod(0o755)
     modes = {"default": (DEBEZIUM, WITHOUT_SPECIAL), "other": (OTHER_MODES, DEBEZIUM_OTHER_MODES)}
@@ -138,6 +143,7 @@ def published(
                 transaction_metadata=False,
                 formats=formats,
                 shaping=shaping,
+                registry={"url": registry} if registry else None,
                 **ours,
             )
             stack.callback(bridge.end)
@@ -153,11 +159,13 @@ def published(
             processes=processes,
             jvm_options=SHORT_LIVED,
             settings=converters,
+            jars=("debezium", "connect-avro") if registry else ("debezium",),
         )
         debezium.start()
         result = {
             mode: Source(
-                _read(kafka, f"d{name}{mode}", debezium.log), _read(kafka, f"{name}{mode}", None)
+                _read(kafka, f"d{name}{mode}", debezium.log, decode or _json),
+                _read(kafka, f"{name}{mode}", None, decode or _json),
             )
             for mode in modes
         }
@@ -201,7 +209,7 @@ def _make_topics(kafka: Broker, prefix: str) -> None:
         future.result(30)
 
 
-def _read(kafka: Broker, prefix: str, log: Path | None) -> dict[str, list[Record]]:
+def _read(kafka: Broker, prefix: str, log: Path | None, decode: Decode) -> dict[str, list[Record]]:
     """Everything of `prefix`, until the last row has come."""
     consumer = Consumer(
         {
@@ -220,14 +228,16 @@ def _read(kafka: Broker, prefix: str, log: Path | None) -> dict[str, list[Record
             quiet += 1
             if message is not None and message.error() is None:
                 quiet = 0
-                topic = str(message.topic()).removeprefix(f"{prefix}.")
-                found.setdefault(topic, []).append(
+                topic = str(message.topic())
+                key, value = message.key(), message.value()
+                headers: dict[str, Any] = dict(message.headers() or [])
+                found.setdefault(topic.removeprefix(f"{prefix}."), []).append(
                     Record(
-                        _json(message.key()),
-                        _json(message.value()),
+                        decode(key or b"", topic, "key"),
+                        decode(value or b"", topic, "value"),
                         {
-                            name: _json(value)
-                            for name, value in dict(message.headers() or []).items()
+                            name: decode(content or b"", topic, "header")
+                            for name, content in headers.items()
                         },
                     )
                 )
@@ -237,9 +247,12 @@ def _read(kafka: Broker, prefix: str, log: Path | None) -> dict[str, list[Record
     raise AssertionError(f"{prefix}: the last row has not come, {sorted(found)} have. {said}")
 
 
-def _json(data: bytes | str | None) -> Any:
-    if not data:
-        return None
+def _json(data: bytes, _topic: str, _part: str) -> Any:
+    return json_or_text(data) if data else None
+
+
+def json_or_text(data: bytes) -> Any:
+    """What JSON says, and the bytes themselves where it is other text."""
     with contextlib.suppress(ValueError):
         return json.loads(data)
     return data
