@@ -111,6 +111,9 @@ WANTED = {
     # What Iceberg's S3FileIO needs, all in one jar.
     "iceberg-aws": Wanted(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",)),
     # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.
+    # Not Spark 4.1 yet: its Kafka source 4.1.1 ends a query that begins again with a batch
+    # (SPARK-55271). That of 4.1.3, with the token provider of 4.1.1 and Iceberg 1.12, passed the
+    # drill with kills and a failover; not all tests have run on it.
     "spark": Wanted(
         (
             "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.4",
