@@ -8,7 +8,7 @@ import pytest
 
 from schemas.events import PLACEHOLDER_VALUES_HEADER, UNAVAILABLE
 from services.bridge.events.event import Event
-from services.bridge.events.row_encoders import Column, Frame, writer
+from services.bridge.events.row_encoders import Column, Frame, holds_placeholder, writer
 from services.bridge.events.values import plain
 from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import Record, read_committed
@@ -99,3 +99,18 @@ def test_the_fast_way_leaves_such_values_to_the_long_way(twin: str, ascii: bool)
     assert written(UNAVAILABLE, other) is None
     assert written(other, UNAVAILABLE[:-1] + "f") is not None
     assert written(other, UNAVAILABLE + "x") is not None
+
+
+@pytest.mark.parametrize("unavailable", ["null", "0"])
+def test_what_stands_for_a_number_that_is_never_stored_apart_looks_like_no_value(
+    twin: str, unavailable: str
+) -> None:
+    """With a schema, that is null or 0, which says nothing: numbers are always in the WAL."""
+    column = Column(0, '"a":', plain.integer, unavailable, key=False)
+    frame = Frame('{"op":"c","before":null,"after":{', '"schema":"s","table":"t",', metadata=True)
+    write = writer(Event, "topic", "s.t", [column], 1, frame)
+    for value in (b"0", b"17"):
+        data = b"I\0\0\0\7N\0\1t" + len(value).to_bytes(4) + value
+        assert write(data, 8, 9, 2, 1, 1, "head", "order", "tail", "") is not None
+    assert not holds_placeholder(unavailable)
+    assert holds_placeholder(f'["{UNAVAILABLE}"]')

@@ -18,7 +18,7 @@ cdef class RowWriter:
     cdef int count, published
     cdef bint metadata, old, flat, key_framed, places_by_bytes
     cdef bytes opening, names, closing, key_opening, key_closing
-    cdef list encoders, heads, key_heads, unavailable, keys, field_heads
+    cdef list encoders, heads, key_heads, unavailable, placeholders, keys, field_heads
     cdef int[FIELDS_MAX] field_kinds
     """Of a flat row, the fields that the row itself has: which number each is."""
     cdef int* kinds

@@ -52,6 +52,7 @@ cdef class RowWriter:
         self.metadata, self.old = frame.metadata, frame.old
         self.encoders = [column.encode for column in columns]
         self.unavailable = [column.unavailable.encode() for column in columns]
+        self.placeholders = [column.placeholder.encode() for column in columns]
         self.flat = frame.flat is not None
         self.heads = [
             (b"," if i or self.flat else b"") + c.name.encode() for i, c in enumerate(columns)
@@ -246,10 +247,10 @@ cdef class RowWriter:
 
     cdef bint is_placeholder(self, int column, Py_ssize_t since) noexcept:
         """Whether the value that begins there is what stands for an unchanged one."""
-        cdef bytes unavailable = <bytes>self.unavailable[column]
-        cdef Py_ssize_t length = PyBytes_GET_SIZE(unavailable)
+        cdef bytes placeholder = <bytes>self.placeholders[column]
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(placeholder)
         return length == self.out.size - since and not memcmp(
-            self.out.buffer + since, PyBytes_AS_STRING(unavailable), length
+            self.out.buffer + since, PyBytes_AS_STRING(placeholder), length
         )
 
     cdef bint same_key(self) except -1:

@@ -14,6 +14,7 @@ Envelope, which also says what is wrong with it. Two ways through the bytes:
     any      value by value; not where an old row is told
 """
 
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring as quoted
@@ -24,6 +25,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from schemas import wire
+from schemas.events import UNAVAILABLE
 from services.bridge import compiled
 from services.bridge.events.formats.table_format import Serialize
 from services.bridge.events.values import datetimes, plain
@@ -34,6 +36,15 @@ Write = Callable[..., Any]
 
 `at`: where the first value begins."""
 _SHAPES_MAX: Final = 2048
+_PLACEHOLDERS: Final = (UNAVAILABLE, b64encode(UNAVAILABLE.encode()).decode())
+
+
+def holds_placeholder(unavailable: str) -> bool:
+    """Tell whether what stands for an unchanged value has the placeholder's text, or its base64.
+
+    Numbers are never stored apart: null or 0 stands for theirs, which says nothing.
+    """
+    return any(text in unavailable for text in _PLACEHOLDERS)
 
 
 class Column(NamedTuple):
@@ -44,6 +55,11 @@ class Column(NamedTuple):
     encode: Encode
     unavailable: str
     key: bool
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for an unchanged value, if somebody's value may be that text; else empty."""
+        return self.unavailable if holds_placeholder(self.unavailable) else ""
 
 
 class Frame(NamedTuple):
@@ -137,6 +153,7 @@ def writer(
     for index, column in enumerate(columns):
         variables[f"e{index}"] = column.encode
         variables[f"u{index}"] = column.unavailable
+        variables[f"p{index}"] = column.placeholder
         variables[f"k{index}"] = ("," if index or frame.flat is not None else "") + column.name
     keys = [index for index, column in enumerate(columns) if column.key]
     for number, index in enumerate(keys):
@@ -232,7 +249,7 @@ def _short_values(columns: tuple[tuple[int, Encode], ...], to: str, of: str) -> 
             "\n"
         )
         if encode not in _NO_PLACEHOLDERS:
-            lines.append(f"if {to}{index} == u{index}: return None")
+            lines.append(f"if {to}{index} == p{index}: return None")
     return lines
 
 
@@ -249,7 +266,7 @@ def _any(columns: tuple[tuple[int, Encode], ...], count: int) -> list[str]:
             lines += [
                 "if kind == 116:",
                 f" q = p + length; c{index} = {value}",
-                f" if c{index} == u{index}: return None",
+                f" if c{index} == p{index}: return None",
                 f"elif kind == 110: q += 1; c{index} = 'null'",
                 f"elif kind == 117: q += 1; c{index} = u{index}",
                 "else: return None",

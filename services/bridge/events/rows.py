@@ -8,7 +8,7 @@ from typing import Final
 from services.bridge.events.event import FIRST_PARTITION, REASON_HEADER, Event, placeholder_values
 from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Affixes, Key, TableFormat
-from services.bridge.events.row_encoders import Column, Frame, Write, writer
+from services.bridge.events.row_encoders import Column, Frame, Write, holds_placeholder, writer
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.row_rules import RowChange
 from services.bridge.events.shaping.tables import TableShaping
@@ -69,7 +69,7 @@ class Table:
         for column in relation.columns:
             encoder = encoder_of(plan, encoders, column)
             self.columns.append((f"{quoted(column.name)}:", *encoder))
-        self._placeholders = {unavailable for _, _, unavailable in self.columns}
+        self._placeholders = {one for _, _, one in self.columns if holds_placeholder(one)}
         self._source_indexes = plan.source_indexes
         self._sources = plan.source_indexes or range(len(relation.columns))
         """Of each column, where it stands in the server's rows."""
@@ -142,7 +142,9 @@ class Table:
             for source_index, (name, encode, unavailable) in zip(
                 self._sources, self.columns, strict=True
             )
-            if isinstance(value := row[source_index], bytes) and encode(value) == unavailable
+            if unavailable in self._placeholders
+            and isinstance(value := row[source_index], bytes)
+            and encode(value) == unavailable
         )
 
     def writer(

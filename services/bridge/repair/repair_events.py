@@ -11,6 +11,7 @@ from typing import Final
 from schemas.events import ProgressRecord
 from services.bridge.events.errors import ExpressionFailed, not_encoded
 from services.bridge.events.event import Event, Stamp, placeholder_values
+from services.bridge.events.row_encoders import holds_placeholder
 from services.bridge.events.rows import Table
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.transaction_texts import NO_ORDER
@@ -108,7 +109,13 @@ def _placeholder_values(placeholders: dict[str, object], row: str) -> Headers | 
     """Name the columns whose value is the placeholder: the database has all of a repaired row."""
     if row == "null":
         return None
-    names = [name for name, value in json.loads(row).items() if value == placeholders.get(name)]
+    names = [
+        name
+        for name, value in json.loads(row).items()
+        if value is not None
+        and value == placeholders.get(name)
+        and holds_placeholder(json.dumps(value))
+    ]
     return placeholder_values(json.dumps(name, ensure_ascii=False) for name in names)
 
 
