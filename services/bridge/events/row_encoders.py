@@ -58,7 +58,7 @@ class Column(NamedTuple):
 
     @property
     def placeholder(self) -> str:
-        """What stands for an unchanged value, if somebody's value may be that text; else empty."""
+        """The text that stands for an unchanged value, empty where no value can be that text."""
         return self.unavailable if holds_placeholder(self.unavailable) else ""
 
 
