@@ -78,9 +78,13 @@ OF_A_RELEASE: Final = (
     "release offset",  # Kafka Connect has the offset, the bridge could still go on
     "release forgotten",  # the progress record is removed, the origin is not dropped
 )
+OF_A_PUBLICATION: Final = (
+    "rows noted",  # it is changed, the signal topic has no signal for the rows that are asked for
+    "rows asked for",  # the signal topic has it, the publication's comment still has the note
+)
 _ALL: Final = (
     *(FAILPOINTS + OF_A_SNAPSHOT + OF_A_SIGNAL),
-    *(OF_A_RECOVERY + OF_AN_ADOPTION + OF_A_RELEASE),
+    *(OF_A_RECOVERY + OF_AN_ADOPTION + OF_A_RELEASE + OF_A_PUBLICATION),
 )
 
 

@@ -1,8 +1,11 @@
 """`slotbridge publication`: the publication becomes what `source.tables` says."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, SettingsError, SetupError
 from schemas.source import SourceSettings
+from services.bridge.failpoints import VARIABLE
 from services.bridge.publication.plan import changes
+from services.bridge.publication.row_requests import parse_comment, signals_of
 from services.postgres.publication_options import WHOLE, TableOptions
 from services.postgres.publications import Members, TableFacts
 from tests.bridge.conftest import NewBridge
@@ -27,10 +32,13 @@ NAMES = st.frozensets(st.tuples(st.just("public"), st.sampled_from("abcdef")), m
 KEYED = TableFacts(())
 
 
-def run(bridge: Bridge, *options: str) -> subprocess.CompletedProcess[str]:
+def run(bridge: Bridge, *options: str, failpoint: str = "") -> subprocess.CompletedProcess[str]:
     program = str(Path(sys.executable).parent / "slotbridge")
     command = [program, "publication", "--config", str(bridge.config), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, input="n\n")
+    environment = {**os.environ, VARIABLE: failpoint}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, input="n\n", env=environment
+    )
 
 
 def want(bridge: Bridge, *tables: str) -> None:
@@ -271,6 +279,153 @@ def test_rows_that_a_changed_filter_lets_through_are_asked_for(
         refused = run(bridge, "--yes", "--read-rows")
         assert refused.returncode == ExitCode.SETTINGS and "signal_topic" in refused.stderr
         assert answer(run(bridge, "--dry-run", "--json"))["replaced"] == ["public.a"]
+
+
+SIGNALS = "CREATE TABLE signals (id varchar(42) PRIMARY KEY, type varchar(32), data varchar(2048))"
+
+
+def test_a_change_and_the_signal_for_its_rows_are_one_transaction(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Where the signal can't be written, nothing is changed: the second call asks as the first."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE a (id int PRIMARY KEY); {SIGNALS}".encode())
+        connection.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$BEGIN RAISE EXCEPTION 'not now'; END$$;"
+            "CREATE TRIGGER refuse BEFORE INSERT ON signals EXECUTE FUNCTION refuse()"
+        )
+        snapshot = {"mode": "on_request", "signal_table": "public.signals"}
+        tables = ["public.a", "public.signals"]
+        bridge = new_bridge(conninfo, tables=tables, snapshot=snapshot)
+        options(bridge, row_filters={"public.a": "id < 10"})
+        bridge.start().streaming()
+        connection.execute("INSERT INTO a SELECT generate_series(8, 12)")
+        bridge.caught_up()
+        options(bridge, row_filters={"public.a": "id < 12"})
+        refused = run(bridge, "--yes", "--read-rows")
+        assert refused.returncode != 0 and "not now" in refused.stderr, refused.stderr
+        connection.execute("DROP TRIGGER refuse ON signals")
+        shown = run(bridge, "--dry-run", "--read-rows")
+        assert 'INSERT INTO "public"."signals"' in shown.stdout, "for the owner, by psql"
+        assert "are asked for by the INSERT" in shown.stderr
+        told = answer(run(bridge, "--yes", "--read-rows", "--json"))
+        assert told["replaced"] == told["rows_asked_for"] == ["public.a"]
+        eventually(lambda: ids(bridge, "public.a") == {8, 9, 10, 11}, what="the rows are read")
+        options(bridge, row_filters={"public.a": "id < 13"})
+        connection.execute(run(bridge, "--dry-run", "--read-rows").stdout.encode())
+        eventually(lambda: 12 in ids(bridge, "public.a"), what="the owner's signal is obeyed")
+        again = run(bridge, "--yes", "--read-rows")
+        assert "it changes none" in again.stderr and "slotbridge snapshot start" in again.stderr
+        assert bridge.stop() == 0, bridge.output
+
+
+def test_a_signal_that_kafka_does_not_take_is_not_forgotten(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    """The publication's comment has the wish to read rows until the signal topic has it."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    snapshot = {"mode": "on_request", "signal_topic": f"{topic_prefix}-signal"}
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE a (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo, tables=["public.a"], snapshot=snapshot)
+        options(bridge, row_filters={"public.a": "id < 10"})
+        bridge.start().streaming()
+        connection.execute(f"COMMENT ON PUBLICATION {bridge.publication} IS 'of shop'".encode())
+        connection.execute("INSERT INTO a SELECT generate_series(8, 12)")
+        bridge.caught_up()
+        missing = {**snapshot, "signal_topic": f"{topic_prefix}-missing"}
+        options(bridge, row_filters={"public.a": "id < 11"}, snapshot=missing)
+        refused = run(bridge, "--yes", "--read-rows")
+        assert refused.returncode != 0, refused.stderr
+        assert "the publication is changed" in refused.stderr, refused.stderr
+        options(bridge, row_filters={"public.a": "id < 12"}, snapshot=snapshot)
+        told = run(bridge, "--yes")
+        assert told.returncode == 0
+        assert "an earlier call with --read-rows has changed public.a" in told.stderr
+        told = run(bridge, "--yes", "--read-rows")
+        assert told.returncode == 0 and "the bridge is asked for their rows" in told.stderr
+        eventually(lambda: ids(bridge, "public.a") == {8, 9, 10, 11}, what="the rows are read")
+        assert comment_of(connection, bridge) == "of shop"
+        for number, point in enumerate(("rows noted", "rows asked for"), 12):
+            options(bridge, row_filters={"public.a": f"id <= {number}"})
+            connection.execute("INSERT INTO a VALUES (%s) ON CONFLICT DO NOTHING", [number])
+            killed = run(bridge, "--yes", "--read-rows", failpoint=f"{point}:1")
+            assert killed.returncode == -signal.SIGKILL, killed.stderr
+            assert "public.a" in comment_of(connection, bridge)
+            told = run(bridge, "--yes", "--read-rows")
+            assert told.returncode == 0 and "was interrupted before" in told.stderr
+            eventually(partial(_has, bridge, number), what="the row is read")
+            assert comment_of(connection, bridge) == "of shop"
+        assert bridge.stop() == 0, bridge.output
+
+
+def _has(bridge: Bridge, number: int) -> bool:
+    return number in ids(bridge, "public.a")
+
+
+def comment_of(connection: psycopg.Connection[Any], bridge: Bridge) -> str:
+    row = connection.execute(
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s",
+        [bridge.publication],
+    ).fetchone()
+    return str(row and row[0])
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_rows_that_a_filter_kept_from_a_table_of_a_whole_schema(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, *, asked: bool
+) -> None:
+    """They are read where that is asked; without it, it is said how."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA sales; {SIGNALS}".encode())
+        connection.execute("CREATE TABLE sales.b (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE sales.whole (id int PRIMARY KEY)")
+        snapshot = {"mode": "initial", "signal_table": "public.signals"}
+        tables = ["public.signals", "sales.b", "sales.whole"]
+        bridge = new_bridge(conninfo, tables=tables, snapshot=snapshot)
+        options(bridge, row_filters={"sales.b": "id < 10"})
+        bridge.start().streaming()
+        connection.execute(
+            "INSERT INTO sales.b VALUES (1), (11); INSERT INTO sales.whole VALUES (1)"
+        )
+        bridge.caught_up()
+        done(bridge)
+        options(bridge, row_filters={})
+        want(bridge, "public.signals", "sales.*")
+        told = run(bridge, "--yes", *["--read-rows"] * asked)
+        assert told.returncode == 0, told.stderr
+        if not asked:
+            assert "slotbridge snapshot start sales.b --config" in told.stderr, told.stderr
+        connection.execute("INSERT INTO sales.b VALUES (12)")
+        eventually(lambda: 12 in ids(bridge, "sales.b"), what="the change has come")
+        wanted = {1, 11, 12} if asked else {1, 12}
+        eventually(lambda: ids(bridge, "sales.b") == wanted, what="the rows that are wanted")
+        assert bridge.stop() == 0, bridge.output
+
+
+NAME = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=63)
+
+
+@given(tables=st.lists(NAME.map(lambda name: f"public.{name}"), max_size=60))
+def test_signals_name_all_tables_and_fit_into_the_signal_table(tables: list[str]) -> None:
+    found = signals_of(tables)
+    assert [name for one in found for name in json.loads(one.data)["data-collections"]] == tables
+    assert all(len(one.data) <= 2048 for one in found)
+
+
+@given(comment=st.text(), tables=st.lists(NAME, min_size=1))
+def test_a_note_in_a_comment_leaves_the_rest_of_it(comment: str, tables: list[str]) -> None:
+    note = f"slotbridge --read-rows: {json.dumps(tables)}"
+    kept, noted = parse_comment(f"{comment}\n{note}")
+    assert noted[-len(tables) :] == tuple(tables)
+    assert kept == comment
+    assert parse_comment("slotbridge --read-rows: edited") == (
+        "slotbridge --read-rows: edited",
+        (),
+    )
 
 
 def options(bridge: Bridge, snapshot: dict[str, Any] | None = None, **source: Any) -> None:

@@ -1,26 +1,22 @@
 """The command `slotbridge publication`: publication and identities become what `source` says."""
 
 import json as json_module
-import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Annotated
 
 import psycopg
 import typer
+from psycopg import sql
 
 from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from schemas.naming import schema_and_table
 from schemas.settings import Settings, SourceSettings, load_settings, require
+from services.bridge import failpoints
 from services.bridge.publication.plan import OPERATION, Changes, changes
-from services.bridge.snapshot.signal_sending import (
-    READ_ROWS,
-    require_signals,
-    rows_of,
-    send_signal,
-)
+from services.bridge.publication.row_requests import RowRequest, row_request
+from services.bridge.snapshot.signal_sending import require_signals
 from services.bridge.source.candidates import find_primary, require_one_writable
 from services.bridge.source.server_errors import server_error
 from services.bridge.source.table_options import wanted_options
@@ -70,8 +66,8 @@ def publication(
         bool,
         typer.Option(
             "--read-rows",
-            help="Then ask the bridge for the rows of tables with another row filter or column "
-            "list (needs snapshot.signal_table or signal_topic).",
+            help="Ask the bridge for the rows of tables with another row filter or column list, "
+            "or none any more (needs snapshot.signal_table or signal_topic).",
         ),
     ] = False,
     json: Annotated[
@@ -87,6 +83,7 @@ def publication(
     """
     configure_logging(json_lines=False)
     with exit_codes():
+        failpoints.arm()
         settings = load_settings(config)
         source = require(settings.source, "source")
         wanted = _wanted(settings, source)
@@ -102,21 +99,23 @@ def publication(
                     *(connection, source, wanted, schemas, found, facts),
                     identity_full=identity_full,
                 )
-                statements = [one.as_string(connection) for one in planned.statements()]
+                rows = row_request(connection, settings, planned, asked=read_rows)
+                composed = [*planned.statements(), *rows.statements()]
+                statements = [one.as_string(connection) for one in composed]
                 _tell(planned, statements, settings, facts, json=json)
-                _tell_of_rows(planned, config, asked=read_rows)
-                if statements and not (dry_run or yes or typer.confirm("Do it?", err=True)):
+                rows.tell(config, dry_run=dry_run)
+                idle = not (statements or rows.tables)
+                if not (idle or dry_run or yes or typer.confirm("Do it?", err=True)):
                     raise SystemExit(int(ExitCode.CHECK_FAILED))
                 if not dry_run:
-                    _execute(connection, planned)
+                    _execute(connection, composed, rows)
+                    rows.finish(connection)
             except psycopg.Error as error:
                 raise _failed(error, source) from error
-        if read_rows and planned.replace and not dry_run:
-            signal = send_signal(settings, READ_ROWS, rows_of(map(".".join, planned.replace)))
-            typer.echo(f"the bridge is asked for their rows (signal {signal})", err=True)
         if json:
-            typer.echo(json_module.dumps(_document(planned, statements, dry_run=dry_run)))
-        elif not statements:
+            document = _document(planned, statements, rows.tables, dry_run=dry_run)
+            typer.echo(json_module.dumps(document))
+        elif idle:
             typer.echo("nothing to change", err=True)
 
 
@@ -194,11 +193,12 @@ def _require_readable(settings: Settings) -> None:
         )
 
 
-def _execute(connection: Connection, planned: Changes) -> None:
+def _execute(connection: Connection, statements: Sequence[sql.Composed], rows: RowRequest) -> None:
     with connection.transaction():
         connection.execute(_LOCK_TIMEOUT)
-        for statement in planned.statements():
+        for statement in statements:
             connection.execute(statement)
+        rows.keep(connection)
 
 
 def _tell(
@@ -216,6 +216,12 @@ def _tell(
     if planned.add or planned.add_schemas:
         rows = _ROWS.get(settings.snapshot.mode, _BY_ITSELF)
         typer.echo(f"tables that are added: {rows}", err=True)
+        if rows is not _ROWS["never"]:
+            typer.echo(
+                "but those that the bridge has read before, and that were left out since, are read "
+                "again on request alone: slotbridge snapshot start",
+                err=True,
+            )
         keyless = [".".join(table) for table in planned.add if not facts[table].keyed]
         if keyless and rows is not _ROWS["never"]:
             names = ", ".join(keyless)
@@ -224,21 +230,9 @@ def _tell(
         typer.echo("tables that are left out: their topics keep what they have", err=True)
 
 
-def _tell_of_rows(planned: Changes, config: Path, *, asked: bool) -> None:
-    """Print what becomes of rows that only another row filter or column list lets through."""
-    if not planned.replace:
-        return
-    names = " ".join(shlex.quote(".".join(table)) for table in planned.replace)
-    command = f"slotbridge snapshot start {names} --config {shlex.quote(str(config))}"
-    rows = "are asked for at the end" if asked else f"are read on request alone: {command}"
-    typer.echo(
-        "tables with another row filter or column list: it holds for changes from now on; rows "
-        f"that it lets through only now {rows}; Kafka keeps what it has",
-        err=True,
-    )
-
-
-def _document(planned: Changes, statements: list[str], *, dry_run: bool) -> dict[str, object]:
+def _document(
+    planned: Changes, statements: list[str], rows: Sequence[str], *, dry_run: bool
+) -> dict[str, object]:
     return {
         "publication": planned.publication,
         "created": planned.create,
@@ -247,6 +241,8 @@ def _document(planned: Changes, statements: list[str], *, dry_run: bool) -> dict
         "added_schemas": [*planned.add_schemas],
         "left_out_schemas": [*planned.leave_out_schemas],
         "replaced": [".".join(table) for table in planned.replace],
+        "unfiltered": [".".join(table) for table in planned.unfiltered],
+        "rows_asked_for": [*rows],
         "replica_identity": {".".join(one.table): one.kind for one in planned.identities},
         "identity_full": [".".join(table) for table in planned.identity_full],
         "statements": statements,

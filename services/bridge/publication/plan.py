@@ -34,8 +34,9 @@ class Changes:
 
     `create`: there is no such publication. `options`: of the tables in `add` and `replace`, which
     get other row filters or column lists. `add_schemas`, `leave_out_schemas`: with all their
-    tables. `identity_full`: tables without an identity that get
-    REPLICA IDENTITY FULL. `identities`: those that get the one that the settings name.
+    tables. `unfiltered`: tables that lose their row filter, as their whole schema is published.
+    `identity_full`: tables without an identity that get REPLICA IDENTITY FULL. `identities`: those
+    that get the one that the settings name.
     """
 
     publication: str
@@ -48,6 +49,12 @@ class Changes:
     create: bool = False
     add_schemas: tuple[str, ...] = ()
     leave_out_schemas: tuple[str, ...] = ()
+    unfiltered: tuple[TableName, ...] = ()
+
+    @property
+    def selected_anew(self) -> tuple[TableName, ...]:
+        """Tables of which the server may let rows or columns through that it kept back before."""
+        return tuple(sorted((*self.replace, *self.unfiltered)))
 
     def statements(self) -> Iterator[sql.Composed]:
         """Yield the statements, in order; all of them belong into one transaction."""
@@ -134,10 +141,12 @@ def changes(
         }
         require_covered(publication, options, after)
     replace = (t for t in options if t in published and not options[t].same_as(published[t]))
+    leave_out = tuple(sorted(published.keys() - {*wanted}))
+    unfiltered = (t for t in leave_out if t[0] in add_schemas and not published[t].same_as(WHOLE))
     return Changes(
         publication,
         add,
-        tuple(sorted(published.keys() - {*wanted})),
+        leave_out,
         tuple(sorted(replace)),
         tuple(sorted(full)),
         tuple(set_to[table] for table in sorted(set_to)),
@@ -145,6 +154,7 @@ def changes(
         create=found is None,
         add_schemas=add_schemas,
         leave_out_schemas=tuple(sorted(whole - schemas.keys())),
+        unfiltered=tuple(unfiltered),
     )
 
 
