@@ -132,14 +132,7 @@ def changes(
                 "add a primary key, or set source.replica_identity to full; or run this with "
                 "--identity-full, which sets REPLICA IDENTITY FULL where no setting speaks of it",
             )
-        after = {
-            table: [
-                one.as_kind("full") if one.table in full else set_to.get(one.table, one)
-                for one in ones
-            ]
-            for table, ones in present.items()
-        }
-        require_covered(publication, options, after)
+        require_covered(publication, options, _after(present, full, set_to))
     replace = (t for t in options if t in published and not options[t].same_as(published[t]))
     leave_out = tuple(sorted(published.keys() - {*wanted}))
     unfiltered = (t for t in leave_out if t[0] in add_schemas and not published[t].same_as(WHOLE))
@@ -156,6 +149,18 @@ def changes(
         leave_out_schemas=tuple(sorted(whole - schemas.keys())),
         unfiltered=tuple(unfiltered),
     )
+
+
+def _after(
+    present: Identities, full: Collection[TableName], set_to: Mapping[TableName, ReplicaIdentity]
+) -> Identities:
+    """Return the identities as they will be, with those in `full` and `set_to`."""
+    return {
+        table: [
+            one.as_kind("full") if one.table in full else set_to.get(one.table, one) for one in ones
+        ]
+        for table, ones in present.items()
+    }
 
 
 def _without_identity(
