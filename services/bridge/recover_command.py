@@ -16,7 +16,7 @@ from schemas.recovery import RecoveryRecord
 from schemas.settings import Settings, SourceSettings, load_settings, require
 from schemas.snapshot import SnapshotSettings
 from services.bridge import failpoints
-from services.bridge.progress.errors import SelectionChanged
+from services.bridge.progress.errors import DECIDED_BY_OPERATORS
 from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
 from services.bridge.repair.repair import Repair
 from services.bridge.repair.scope import Scope
@@ -100,16 +100,16 @@ def repair_by_itself(
 ) -> None:
     """Repair the topics as `slotbridge recover --yes` does, where nobody has to decide anything.
 
-    A divergence, another server, and another choice of changes are an operator's. Tables of
-    `snapshot.exclude` are left out. `while_waiting` is called all the time; what it raises ends the
-    repair. Raise SlotbridgeError for what this does not help.
+    A divergence, another server, another choice of changes, and a witness sequence that was set
+    back are an operator's. Tables of `snapshot.exclude` are left out. `while_waiting` is called all
+    the time; what it raises ends the repair. Raise SlotbridgeError for what this does not help.
     """
     settings = settings.model_copy(update={"source": source})
     with open_stopped(settings, OPERATION) as (primary, topics, check):
         diagnosis = diagnose(check, topics, source.slot, "")
         if diagnosis.reason is None:
             return
-        chosen = isinstance(diagnosis.reason, SelectionChanged)
+        chosen = isinstance(diagnosis.reason, DECIDED_BY_OPERATORS)
         if chosen or diagnosis.reason.exit_code is not ExitCode.WITNESSES_DISAGREE:
             raise diagnosis.reason
         without = [

@@ -15,6 +15,7 @@ from schemas.registry import RegistrySettings
 from schemas.settings import SourceSettings
 from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
+from services.bridge.progress.errors import DECIDED_BY_OPERATORS
 from services.bridge.progress.ledger import Position
 from services.bridge.session import Session
 from services.bridge.session_settings import SessionSettings
@@ -310,7 +311,8 @@ class Runner:
 
     def _mend(self, error: OperatorNeeded, source: SourceSettings) -> None:
         """Repair the topics where that is asked for, and all that keeps a session from opening."""
-        if self._repair is None or error.exit_code is not ExitCode.WITNESSES_DISAGREE:
+        decided = isinstance(error, DECIDED_BY_OPERATORS)
+        if self._repair is None or decided or error.exit_code is not ExitCode.WITNESSES_DISAGREE:
             raise error
         logger.warning(
             "slot and Kafka disagree: the topics are repaired (snapshot.mode: when_needed)",

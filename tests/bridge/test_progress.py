@@ -16,7 +16,7 @@ from services.bridge.progress.consistency import (
     set_back,
     unjudged,
 )
-from services.bridge.progress.errors import Diverged
+from services.bridge.progress.errors import Diverged, SequenceSetBack
 from services.bridge.progress.ledger import (
     Ledger,
     Position,
@@ -78,7 +78,7 @@ OLD = ProgressRecord.model_validate(
     )
 )
 """As an older release has written it."""
-COMMIT = WalCommit(745, 5_000_000)
+COMMIT = WalCommit(745, 5_000_000, 1940)
 SEEN = Witnesses(SLOT, 1500, SERVER, HISTORY, 2100, NOW, commit=COMMIT)
 
 
@@ -206,6 +206,50 @@ def test_witnesses_that_disagree(
         check_witnesses(given, seen, "s")
     assert caught.value.exit_code is code
     assert caught.value.hint
+
+
+SEQUENCE = replace(SEEN, witness="sequence", origin_lsn=1499)
+OF_SEQUENCE = record(witness="sequence")
+
+
+@pytest.mark.parametrize("given", [OF_SEQUENCE, record(witness="sequence", wal_lsn=1940)])
+def test_a_sequence_that_was_set_back_alone_is_told_with_its_remedy(given: ProgressRecord) -> None:
+    """The WAL has the sequence's move, or a commit behind it: the server was not set back."""
+    with pytest.raises(SequenceSetBack, match="the server was not") as caught:
+        check_witnesses(given, SEQUENCE, "s")
+    assert caught.value.exit_code is W
+    assert "SELECT setval('slotbridge.witness_s', 1500)" in str(caught.value.hint)
+    assert "recover" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        (OF_SEQUENCE, replace(SEQUENCE, commit=None)),
+        (record(witness="sequence", xid=0), SEQUENCE),
+        (OF_SEQUENCE, replace(SEQUENCE, commit=COMMIT._replace(xid=0))),
+        # The record's commit is from before the move, which a restored volume may lack.
+        (record(witness="sequence", wal_lsn=1941), SEQUENCE),
+        (
+            record(witness="sequence", wal_lsn=1941),
+            replace(SEQUENCE, slot=replace(SLOT, confirmed_flush_lsn=1999)),
+        ),
+    ],
+)
+def test_a_sequence_or_a_server_that_was_set_back(given: ProgressRecord, seen: Witnesses) -> None:
+    """Neither an accepted divergence nor when_needed decides what only an operator knows."""
+    with pytest.raises(SequenceSetBack, match="either it was set back alone") as caught:
+        check_witnesses(given, seen, "s")
+    hint = str(caught.value.hint)
+    assert "SELECT setval('slotbridge.witness_s', 1500)" in hint and "slotbridge recover" in hint
+
+
+@pytest.mark.parametrize(
+    "seen", [replace(SEQUENCE, wal_lsn=1999), replace(SEQUENCE, commit=NO_COMMIT)]
+)
+def test_a_server_that_was_set_back_with_its_sequence(seen: Witnesses) -> None:
+    with pytest.raises(Diverged, match="set back to an earlier state"):
+        check_witnesses(OF_SEQUENCE, seen, "s")
 
 
 def test_a_change_of_publication_is_accepted_by_its_name_alone() -> None:

@@ -63,16 +63,19 @@ XIDS = st.integers(3, 2**32 - 1)
 def test_a_commit_is_read_wherever_pages_part_it(
     lsn: int, xid: int, time: int, origin: int | None, rest: bytes
 ) -> None:
-    wal = paged(commit(xid, time, origin=origin, rest=rest), lsn)
+    record = commit(xid, time, origin=origin, rest=rest)
+    wal = paged(record, lsn)
     told = time if origin is None else origin
-    assert commit_at(wal, lsn) == (xid, told + POSTGRES_EPOCH_US)
+    found = commit_at(wal, lsn)
+    assert found is not None and found[:2] == (xid, told + POSTGRES_EPOCH_US)
+    assert lsn + len(record) <= found.end_lsn < lsn + len(record) + 8
     other = commit_at(paged(commit(xid, time + 1, rest=rest), lsn), lsn)
     assert other is not None and other.time_us == time + 1 + POSTGRES_EPOCH_US
 
 
 def test_the_commit_of_a_prepared_transaction_has_no_xid() -> None:
     wal = paged(commit(9, 5, operation=0x30), 800)
-    assert commit_at(wal, 800) == WalCommit(0, 5 + POSTGRES_EPOCH_US)
+    assert commit_at(wal, 800) == WalCommit(0, 5 + POSTGRES_EPOCH_US, 840)
 
 
 @given(st.binary(min_size=100, max_size=200), LSNS)
@@ -89,7 +92,7 @@ def test_an_abort_a_prepare_and_others_are_not_commits(operation: int) -> None:
 def test_a_segment_that_ends_in_zeros_hides_no_commit_before_them_and_has_none_in_them() -> None:
     """pg_switch_wal leaves pages without headers behind the record that was last."""
     wal, zeros = paged(commit(9, 5), 800), bytes(2 * PAGE_BYTES)
-    assert commit_at(wal + zeros, 800) == WalCommit(9, 5 + POSTGRES_EPOCH_US)
+    assert commit_at(wal + zeros, 800) == WalCommit(9, 5 + POSTGRES_EPOCH_US, 840)
     assert commit_at(zeros, PAGE_BYTES + 800) == NO_COMMIT
     long = paged(commit(9, 5, rest=bytes(PAGE_BYTES)), 800)
     assert commit_at(long[:PAGE_BYTES] + zeros, 800) is None, "its end is not there"
@@ -101,7 +104,8 @@ def test_wal_that_ends_where_the_commit_ends_is_enough(lsn: int, size: int) -> N
     wal, last = paged(record, lsn), lsn - page_of(lsn) + len(record)
     parted = last > PAGE_BYTES
     end = last + (40 if (page_of(lsn) + PAGE_BYTES) % SEGMENT == 0 else 24) * parted
-    assert commit_at(wal[:end], lsn) == WalCommit(9, 5 + POSTGRES_EPOCH_US)
+    found = commit_at(wal[:end], lsn)
+    assert found is not None and found[:2] == (9, 5 + POSTGRES_EPOCH_US)
     assert commit_at(wal[: end - 1], lsn) is None
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import psycopg
 import pytest
@@ -12,7 +13,7 @@ from schemas.lsn import format_lsn
 from services.failover.observe.bridge_positions import read_positions
 from tests.bridge.conftest import NewBridge
 from tests.bridge.evidence.ground import refusal
-from tests.bridge.evidence.test_refusals_at_start import drop_progress, run_once
+from tests.bridge.evidence.test_refusals_at_start import drop_progress, put, run_once
 from tests.bridge.running import Bridge
 from tests.bridge.test_failover import promote
 from tests.bridge.test_privileges import _status
@@ -187,14 +188,55 @@ def test_kafka_lost_the_progress_or_has_less(admin: str, new_plain: Callable[[],
     tell(admin, f"SELECT setval('{sequence_of(bridge)}', {record.end_lsn + 1000})")
     line = refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, "Kafka lost committed data")
     assert f"the witness sequence has {format_lsn(record.end_lsn + 1000)}" in line
-    tell(admin, f"SELECT setval('{sequence_of(bridge)}', {record.origin_lsn - 8})")
-    refusal(bridge.start(), ExitCode.TIMELINE, "its witness sequence is at")
+    assert "somebody has set the sequence" in line
     tell(admin, f"SELECT setval('{sequence_of(bridge)}', {kept})")
     run(bridge, admin, range(3, 6))
     assert_once(bridge, admin)
     drop_progress(bridge)
     line = refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, "no progress record")
     assert "the witness sequence has" in line and "restored from a dump" in line
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_sequence_that_was_set_back(
+    pair: Provider,
+    fresh_database: str,
+    admin: str,
+    new_bridge: NewBridge,
+    topic_prefix: str,
+    *,
+    known: bool,
+) -> None:
+    """By pg_restore, say. The WAL tells it from a restored volume, where it is readable."""
+    role = make_role(pair.primary, fresh_database, topic_prefix)
+    conninfo = pair.primary.conninfo(fresh_database, user=role)
+    bridge = new_bridge(conninfo, witness="sequence", snapshot={"mode": "when_needed"}, **QUICK)
+    run(bridge, admin, range(3))
+    eventually(partial(_killed_after_move, bridge, admin), what="the record is of the move")
+    record = bridge.progress()[-1]
+    if not known:  # as of a logical message
+        put(bridge, record.model_copy(update={"xid": 0}))
+        record = bridge.progress()[-1]
+    tell(admin, f"SELECT setval('{sequence_of(bridge)}', {record.origin_lsn - 8})")
+    told = "set back (setval, pg_restore), the server" if known else "either it was set back alone"
+    line = refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, told)
+    assert "witness sequence is at" in line
+    assert ("slotbridge recover" not in line) is known
+    assert bridge.progress()[-1] == record, "nothing was repaired"
+    assert "the topics are repaired" not in bridge.output
+    remedy = line[line.index("SELECT setval") :]
+    tell(admin, remedy[: remedy.index(")") + 1])
+    run(bridge, admin, range(1000, 1003))
+    assert_once(bridge, admin)
+
+
+def _killed_after_move(bridge: Bridge, admin: str) -> bool:
+    bridge.start().streaming(admin)
+    lsn = bridge.progress()[-1].end_lsn
+    eventually(lambda: bridge.progress()[-1].end_lsn > lsn, what="the record goes on")
+    bridge.kill()
+    record = bridge.progress()[-1]
+    return bool(record.xid) and record.end_lsn >= record.wal_lsn > record.commit_lsn > 0
 
 
 def test_a_dropped_sequence_is_told_with_its_remedy(

@@ -30,10 +30,10 @@ from services.bridge.progress.errors import (
     disagreement,
     publication_gone,
 )
+from services.bridge.progress.sequence_set_back import sequence_creation, sequence_set_back
 from services.bridge.progress.wal_commit import WalCommit
 from services.postgres.server import Server
 from services.postgres.slots import Slot
-from services.postgres.witness_sequences import SCHEMA, sequence_name
 
 FIRST_TIMELINE = 1
 """It has no ancestors, which needs no record to be known."""
@@ -292,6 +292,17 @@ def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
     return found.xid in (0, record.xid) and found.time_us == record.commit_time_us
 
 
+def _has_move(record: ProgressRecord, seen: Witnesses) -> bool:
+    """Tell whether the WAL is known to have the witness's move: up to the record's commit.
+
+    The slot proves nothing: somebody may have made it anew on a server that was set back.
+    """
+    found = seen.commit
+    if found is None or not record.xid or found.xid != record.xid:
+        return False
+    return _has_commit(record, seen) and found.end_lsn >= record.wal_lsn
+
+
 def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     """Require that the server was not set back to an earlier state of the same timeline.
 
@@ -311,15 +322,17 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
             record.end_lsn,
             f"if the {seen.witness} alone was dropped: {_restoring(record, slot)}; else {RECOVER}",
         )
-    elif _origin_is_binding(record, seen) and record.origin_lsn > origin_lsn:
-        name = _WITNESSES[seen.witness]
-        what = f"its {name} is at {format_lsn(origin_lsn)}, by Kafka's record it was at"
-        known = record.origin_lsn
     elif not _has_commit(record, seen):
         what = f"its WAL lacks the commit of transaction {record.xid} that Kafka's record has at"
         known = record.commit_lsn
-    else:
+    elif not (_origin_is_binding(record, seen) and record.origin_lsn > origin_lsn):
         return
+    elif seen.witness == "sequence":
+        raise sequence_set_back(record, slot, origin_lsn, alone=_has_move(record, seen))
+    else:
+        name = _WITNESSES[seen.witness]
+        what = f"its {name} is at {format_lsn(origin_lsn)}, by Kafka's record it was at"
+        known = record.origin_lsn
     raise Diverged(
         slot,
         record.timeline,
@@ -339,11 +352,7 @@ def _restoring(record: ProgressRecord, slot: str) -> str:
             f"pg_replication_origin_advance('slotbridge_{slot}', "
             f"'{format_lsn(record.origin_lsn)}')"
         )
-    name = f"{SCHEMA}.{sequence_name(slot)}"
-    return (
-        f"CREATE SEQUENCE IF NOT EXISTS {name}; SELECT setval('{name}', {record.origin_lsn}); "
-        "GRANT SELECT, UPDATE on it to the bridge's role"
-    )
+    return sequence_creation(record, slot)
 
 
 def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None:

@@ -41,6 +41,17 @@ class SelectionChanged(OperatorNeeded):
     """The settings, or somebody on the server, chose other changes to publish than before."""
 
 
+class SequenceSetBack(OperatorNeeded):
+    """The witness sequence is behind what Kafka's record notes: an operator has to say why.
+
+    Neither snapshot.mode when_needed nor bridge.on_divergence may decide that.
+    """
+
+
+DECIDED_BY_OPERATORS = (SelectionChanged, SequenceSetBack)
+"""Disagreements that no repair may end by itself (snapshot.mode: when_needed)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beyond:
     """Transactions beyond a switch point. `listed`: ENDs of the first, or BEGIN if partial.

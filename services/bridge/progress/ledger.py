@@ -107,9 +107,10 @@ def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     """
     check_server(record, seen, slot)
     if seen.noted_lsn is not None and seen.noted_lsn > record.end_lsn:
+        by_hand = ", or somebody has set the sequence" if "sequence" in seen.noted_by else ""
         raise disagreement(
             f"the {seen.noted_by} has {format_lsn(seen.noted_lsn)}, Kafka only "
-            f"{format_lsn(record.end_lsn)}: Kafka lost committed data",
+            f"{format_lsn(record.end_lsn)}: Kafka lost committed data{by_hand}",
             slot,
             record.end_lsn,
             f"restore the topics, or {RECOVER}",

@@ -31,6 +31,7 @@ _XACT: Final = 1
 _OPERATION, _COMMIT, _COMMIT_PREPARED, _HAS_FLAGS = 0x70, 0x00, 0x30, 0x80
 _HAS_ORIGIN: Final = 1 << 5
 _ORIGIN, _XID, _LONG_DATA, _DATA = 253, 252, 254, 255
+_ALIGNED: Final = 8
 _U32 = struct.Struct("<I")
 _TIME = struct.Struct("<q")
 
@@ -38,11 +39,13 @@ _TIME = struct.Struct("<q")
 class WalCommit(NamedTuple):
     """A commit record. `xid` 0: of a prepared transaction, whose record has none in its header.
 
-    `time_us`: since 1970, as pgoutput tells it: of its origin, where it has one.
+    `time_us`: since 1970, as pgoutput tells it: of its origin, where it has one. `end_lsn`: where
+    the record ends, or up to the pages' headers earlier; 0: not known.
     """
 
     xid: int
     time_us: int
+    end_lsn: int = 0
 
 
 NO_COMMIT: Final = WalCommit(0, 0)
@@ -78,7 +81,8 @@ def commit_at(wal: bytes, lsn: int) -> WalCommit | None:
             (time_us,) = _TIME.unpack_from(record, length - _TIME.size)
     except (struct.error, IndexError):
         return NO_COMMIT
-    return WalCommit(xid if operation == _COMMIT else 0, time_us + POSTGRES_EPOCH_US)
+    end_lsn = lsn + -(-length // _ALIGNED) * _ALIGNED
+    return WalCommit(xid if operation == _COMMIT else 0, time_us + POSTGRES_EPOCH_US, end_lsn)
 
 
 def bytes_of_commit(wal: bytes, lsn: int) -> int:
