@@ -160,6 +160,25 @@ def test_json_keys_have_the_schema_of_the_last_key() -> None:
         assert not connect_keys.is_like(OUR_KEY, other, no_schema)
 
 
+def test_tables_that_share_a_topic_would_take_the_schema_of_each_others_keys() -> None:
+    """So that a row's key would depend on which table was last in the topic at the start."""
+    one, other = (
+        connect.key(f"p.public.{table}", {"id": connect.needed(connect.plain("int32"))})
+        for table in ("one", "other")
+    )
+    last = f"{connect_keys.opening(other, None)}{{}}{connect_keys.CLOSING}".encode()
+    assert connect_keys.opening(one, last) != connect_keys.opening(one, None)
+    kafka = {
+        "bootstrap_servers": "k:9092",
+        "topic_prefix": "p",
+        "key_format": "json_schema_envelope",
+    }
+    shaping = {"routes": [{"tables": ".*", "topic": "{prefix}.all"}]}
+    Settings.model_validate({"kafka": {**kafka, "key_bytes": "own"}, "shaping": shaping})
+    with pytest.raises(ValueError, match="a topic for each table"):
+        Settings.model_validate({"kafka": {**kafka, "key_bytes": "connect"}, "shaping": shaping})
+
+
 def test_avro_keys_have_the_id_of_the_last_key() -> None:
     last = wire.head(7) + b"\2\2n"
     texts = {7: THEIR_AVRO, 8: THEIR_AVRO.replace('"int"', '"long"'), 9: '"string"'}
