@@ -17,12 +17,15 @@
 (timeline, commit_lsn, seq) does. Tests validate the bridge's encoder against these models.
 """
 
+from base64 import b64encode
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """Stands for a TOASTed value that an UPDATE did not change and the WAL does not hold."""
+UNAVAILABLE_BASE64 = b64encode(UNAVAILABLE.encode()).decode()
+"""The same in a bytea column, as its bytes in base64."""
 PLACEHOLDER_VALUES_HEADER = "slotbridge.placeholder_values"
 """Header of an event in which a column's value, as somebody wrote it, is the placeholder's own
 text: a JSON array of the names of these columns. In all others the text stands for a value that was

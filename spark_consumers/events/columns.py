@@ -20,17 +20,15 @@ Pure: writes expressions of Spark SQL, touches no data. A value that does not fi
 NULL: `typed` gives NULL for it, and its caller makes an error of a NULL that was none in the event.
 """
 
-import base64
 from dataclasses import dataclass
 
 from pyspark.sql import types as T
 
-from schemas.events import UNAVAILABLE
+from schemas.events import UNAVAILABLE, UNAVAILABLE_BASE64
 from schemas.infinities import INFINITY_MICROSECONDS, NEGATIVE_INFINITY_MICROSECONDS
 from spark_consumers.sql import literal, literals
 
 DECIMAL_DIGITS_MAX = 38
-_UNAVAILABLE_BYTES = base64.b64encode(UNAVAILABLE.encode()).decode()
 _VECTORS = ("vector", "halfvec")
 _SIMPLE: dict[str, T.DataType] = {
     "bool": T.BooleanType(),
@@ -79,7 +77,7 @@ class ColumnShape:
         form.
         """
         name = self.type.rpartition(".")[2]
-        plain, encoded = UNAVAILABLE, _UNAVAILABLE_BYTES
+        plain, encoded = UNAVAILABLE, UNAVAILABLE_BASE64
         lists = (f'["{plain}"]', f'["{encoded}"]')
         if name in _VECTORS:
             return lists[:1]
@@ -131,7 +129,7 @@ def mentions_unavailable(value: str) -> str:
     A user's text that only contains the placeholder does not count; one that equals it does, and
     `available` tells.
     """
-    plain, encoded = (literal(f'"{form}"') for form in (UNAVAILABLE, _UNAVAILABLE_BYTES))
+    plain, encoded = (literal(f'"{form}"') for form in (UNAVAILABLE, UNAVAILABLE_BASE64))
     return f"(contains({value}, {plain}) OR contains({value}, {encoded}))"
 
 

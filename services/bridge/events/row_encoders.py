@@ -14,7 +14,6 @@ Envelope, which also says what is wrong with it. Two ways through the bytes:
     any      value by value; not where an old row is told
 """
 
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring as quoted
@@ -25,7 +24,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from schemas import wire
-from schemas.events import UNAVAILABLE
+from schemas.events import UNAVAILABLE, UNAVAILABLE_BASE64
 from services.bridge import compiled
 from services.bridge.events.formats.table_format import Serialize
 from services.bridge.events.values import datetimes, plain
@@ -36,7 +35,6 @@ Write = Callable[..., Any]
 
 `at`: where the first value begins."""
 _SHAPES_MAX: Final = 2048
-_PLACEHOLDERS: Final = (UNAVAILABLE, b64encode(UNAVAILABLE.encode()).decode())
 
 
 def holds_placeholder(unavailable: str) -> bool:
@@ -44,7 +42,7 @@ def holds_placeholder(unavailable: str) -> bool:
 
     Numbers are never stored apart: null or 0 stands for theirs, which says nothing.
     """
-    return any(text in unavailable for text in _PLACEHOLDERS)
+    return UNAVAILABLE in unavailable or UNAVAILABLE_BASE64 in unavailable
 
 
 class Column(NamedTuple):

@@ -7,12 +7,11 @@ other events, and what only looks alike, are left to the reader of JSON: None.
 """
 
 import re
-from base64 import b64encode
 from collections.abc import Iterable
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final, NamedTuple
 
-from schemas.events import UNAVAILABLE
+from schemas.events import UNAVAILABLE, UNAVAILABLE_BASE64
 
 _BEGINNINGS: Final = tuple(f'{{"op":"{op}","before":null,"after":'.encode() for op in "rcu")
 _BEGINNING_BYTES: Final = len(_BEGINNINGS[0])
@@ -70,7 +69,7 @@ def row_of(value: bytes) -> bytes:
 
 def _texts_of(placeholders: Iterable[Any]) -> tuple[bytes, ...]:
     """Return texts of which each placeholder has one, or the empty text, which all rows have."""
-    texts = {UNAVAILABLE.encode(), b64encode(UNAVAILABLE.encode())}
+    texts = {UNAVAILABLE.encode(), UNAVAILABLE_BASE64.encode()}
     for value in placeholders:
         leaves = [leaf.encode() for leaf in _leaves(value) if leaf.isascii()]
         texts.add(leaves[0] if leaves else b"")

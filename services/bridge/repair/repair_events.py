@@ -98,7 +98,9 @@ class RepairEvents(RowEvents):
             before = _in_columns_of(table, found.key)
         after = "null" if found.after is None else found.after.decode()
         value = self._value(table, before, after, found.op, lsn, seq)
-        headers = _placeholder_values(self.placeholders(relation), after)
+        headers = None
+        if holds_placeholder(after):
+            headers = _placeholder_values(self.placeholders(relation), after)
         events = [Event(table.topic, found.key, value, headers, False, table.name, seq, lsn)]
         if found.op == "d" and self._tombstones:
             events.append(Event(table.topic, found.key, None, None, False, table.name, seq, lsn))
@@ -107,8 +109,6 @@ class RepairEvents(RowEvents):
 
 def _placeholder_values(placeholders: dict[str, object], row: str) -> Headers | None:
     """Name the columns whose value is the placeholder: the database has all of a repaired row."""
-    if row == "null":
-        return None
     names = [
         name
         for name, value in json.loads(row).items()

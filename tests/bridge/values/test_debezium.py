@@ -10,7 +10,7 @@ import pytest
 
 from tests.bridge.values import samples
 from tests.bridge.values.differences import SOURCE, Cell, expected
-from tests.bridge.values.two_publishers import TABLES, Record, Source, published
+from tests.bridge.values.two_publishers import MODES, TABLES, Record, Source, published
 from tests.providers.interface import Broker, Provider
 
 
@@ -21,9 +21,6 @@ def copies(
     """Mode -> what both have published."""
     folder = tmp_path_factory.mktemp("debezium")
     return published(pair.primary.conninfo(database), database, kafka, folder)
-
-
-MODES = pytest.mark.parametrize("mode", ["default", "other"])
 
 
 @MODES

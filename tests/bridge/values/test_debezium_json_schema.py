@@ -15,26 +15,27 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from jsonschema import Draft7Validator
 
 from services.bridge.events.formats import json_schema
-from tests.bridge.values import samples
-from tests.bridge.values.differences import expected
 from tests.bridge.values.fitting import FINITE, NOT_FINITE, UNFIT
-from tests.bridge.values.test_debezium import differing_cells
-from tests.bridge.values.test_debezium_avro import differing, headers, payloads
+from tests.bridge.values.test_debezium_avro import differing, require_same_payloads
 from tests.bridge.values.test_debezium_schemas import (
     IN_NO_ARRAY_OF_CHARACTERS,
     OTHER_DECIMAL,
     OTHER_SCHEMAS,
 )
-from tests.bridge.values.two_publishers import Source, json_or_text, published
+from tests.bridge.values.two_publishers import (
+    MODES,
+    Source,
+    json_or_text,
+    published_by_registry,
+)
 from tests.providers.interface import Broker, Provider
-from tests.providers.serial_registry import SerialRegistry, serial_registry
+from tests.providers.serial_registry import SerialRegistry
 
 CONVERTER = {
     "": "io.apicurio.registry.utils.converter.ExtJsonConverter",
     ".apicurio.registry.headers.enabled": "false",
     ".apicurio.registry.auto-register": "true",
 }
-MODES = pytest.mark.parametrize("mode", ["default", "other"])
 OF_DEBEZIUM, OF_THE_BRIDGE = {"origin", "origin_lsn"}, {"commit_lsn", "seq", "timeline"}
 """Fields of `source` that only one has."""
 
@@ -80,24 +81,14 @@ class Reader:
 def copies(
     pair: Provider, database: str, kafka: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Source]:
-    with (
-        serial_registry(tmp_path_factory.mktemp("registry")) as registry,
-        SchemaRegistryClient({"url": registry.url}) as client,
-    ):
-        converter = {**CONVERTER, ".apicurio.registry.url": registry.native_url}
-        return published(
-            *(pair.primary.conninfo(database), database, kafka),
-            tmp_path_factory.mktemp("debezium"),
-            tables=FINITE,
-            formats=dict.fromkeys(("key_format", "value_format"), "json_schema"),
-            converters={
-                f"{part}.converter{name}": text
-                for part in ("key", "value")
-                for name, text in converter.items()
-            },
-            registry=registry.url,
-            decode=Reader(client, registry),
-        )
+    folders = tmp_path_factory.mktemp("registry"), tmp_path_factory.mktemp("debezium")
+    return published_by_registry(
+        *(pair.primary.conninfo(database), database, kafka, *folders),
+        tables=FINITE,
+        form="json_schema",
+        converter=CONVERTER,
+        decode=Reader,
+    )
 
 
 @MODES
@@ -125,15 +116,7 @@ def test_schemas_are_the_same(copies: dict[str, Source], mode: str) -> None:
 @MODES
 def test_payloads_are_the_same(copies: dict[str, Source], mode: str) -> None:
     """Values, keys and headers; as without schemas, where `differences` has no more than that."""
-    theirs, ours = payloads(copies[mode].theirs), payloads(copies[mode].ours)
-    assert theirs.keys() == ours.keys()
-    for topic in theirs:
-        for their, our in zip(theirs[topic], ours[topic], strict=True):
-            assert (our.key, our.value is None) == (their.key, their.value is None)
-            assert headers(our) == headers(their)
-    special = {(kind, text) for kind, texts in samples.SPECIAL.items() for text in texts}
-    left_out = UNFIT | NOT_FINITE | IN_NO_ARRAY_OF_CHARACTERS | special
-    assert differing_cells(Source(theirs, ours)) == expected(mode) - left_out
+    require_same_payloads(copies, mode, UNFIT | NOT_FINITE | IN_NO_ARRAY_OF_CHARACTERS)
 
 
 @MODES

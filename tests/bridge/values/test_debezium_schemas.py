@@ -9,10 +9,9 @@ from tests.bridge.values import samples
 from tests.bridge.values.differences import expected
 from tests.bridge.values.fitting import FINITE, NOT_FINITE, UNFIT
 from tests.bridge.values.test_debezium import differing_cells
-from tests.bridge.values.two_publishers import Record, Source, published
+from tests.bridge.values.two_publishers import MODES, Record, Source, published
 from tests.providers.interface import Broker, Provider
 
-MODES = pytest.mark.parametrize("mode", ["default", "other"])
 OTHER_SCHEMAS = {
     "int2vector": "Debezium fails to convert it",
     "bit(8)[]": "Debezium takes it for bit(8)",

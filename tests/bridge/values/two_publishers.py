@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.schema_registry import SchemaRegistryClient
 from psycopg import sql
 
 from services.testbed.debezium import Connector, Debezium
@@ -21,10 +23,13 @@ from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker
+from tests.providers.serial_registry import SerialRegistry, serial_registry
 
 Decode = Callable[[bytes, str, str], Any]
 """Bytes, topic, and `key`, `value` or `header` -> what they say."""
 Tables = Mapping[str, Mapping[str, tuple[str | None, ...]]]
+MODES = pytest.mark.parametrize("mode", ["default", "other"])
+"""The keys of what `published` returns."""
 OTHER_MODES = {
     "decimal_handling": "string",
     "time_precision": "isostring",
@@ -173,6 +178,43 @@ def published(
         for bridge in bridges:
             assert bridge.stop() == 0, bridge.output
     return result
+
+
+def published_by_registry(
+    conninfo: str,
+    name: str,
+    kafka: Broker,
+    registry_folder: Path,
+    folder: Path,
+    *,
+    tables: Tables,
+    form: str,
+    converter: Mapping[str, str],
+    decode: Callable[[SchemaRegistryClient, SerialRegistry], Decode],
+    transforms: Mapping[str, str] | None = None,
+) -> dict[str, Source]:
+    """As `published`, with one registry of both; `form`: the bridge's, of keys and values.
+
+    `converter`: of Connect for both; `decode`: makes the reader of a record's parts.
+    """
+    with (
+        serial_registry(registry_folder) as registry,
+        SchemaRegistryClient({"url": registry.url}) as client,
+    ):
+        named = {**converter, ".apicurio.registry.url": registry.native_url}
+        return published(
+            *(conninfo, name, kafka, folder),
+            tables=tables,
+            formats=dict.fromkeys(("key_format", "value_format"), form),
+            converters={
+                f"{part}.converter{key}": text
+                for part in ("key", "value")
+                for key, text in named.items()
+            },
+            transforms=transforms,
+            registry=registry.url,
+            decode=decode(client, registry),
+        )
 
 
 def make_tables(connection: psycopg.Connection[Any], tables: Tables) -> None:

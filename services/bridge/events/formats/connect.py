@@ -5,11 +5,10 @@ field of a struct has its name as `field` besides. Names, versions and parameter
 Debezium 3.7 writes (tests/bridge/values/test_debezium_schemas.py compares them).
 """
 
-from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from schemas.events import UNAVAILABLE
+from schemas.events import UNAVAILABLE, UNAVAILABLE_BASE64
 from schemas.large_values import LargeValueSettings
 
 Schema = Mapping[str, Any]
@@ -231,7 +230,7 @@ def placeholder(schema: Schema) -> Any:
     if kind == "string":
         return UNAVAILABLE
     if kind == "bytes":
-        return b64encode(UNAVAILABLE.encode()).decode()
+        return UNAVAILABLE_BASE64
     if kind == "array":
         if schema["items"]["type"] == "boolean":
             return [bit == "1" for byte in UNAVAILABLE.encode() for bit in f"{byte:08b}"]
