@@ -38,8 +38,10 @@ def next_record(
         elif not place or place.uuid != state.uuid or state.sealed[0] > before.epoch:
             tick()
             table = catalog.load(spark, state.identifier)
-            # Redone: a compaction since would be the last snapshot, which has no tag.
+            # A compaction since would be the last snapshot, which has no tag.
             tagged = catalog.ref_snapshot(table, catalog.tag_name(cut.commit_lsn))
+            if tagged is None:
+                tagged = catalog.ref_snapshot(table, catalog.tag_name(max(state.sealed[1], 0)))
             snapshot = catalog.snapshot_id(table) if tagged is None else tagged
             place = Place(state.identifier, snapshot, state.uuid)
         places[name] = place

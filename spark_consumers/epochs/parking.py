@@ -97,20 +97,33 @@ class Parking:
         """
         self.begin(record, record.commit_lsn, self._states)
         there = {n: s for n, s in self._states.items() if n not in self.tables}
-        wrong = {n: s for n, s in there.items() if s.rolled_back or _is_restored(s, record)}
+        wrong = {n: s for n, s in there.items() if s.rolled_back or self._is_restored(s, record)}
         for name, state in wrong.items():
             if not sums.is_sums(name):
                 self._refuse_wrong(name, state)
         for name in sorted(filter(sums.is_sums, there)):
-            had = there[name].definition
+            had, kept = there[name].definition, there[name].commit_lsn >= record.commit_lsn
             if self._sums[name] not in self._states.keys() - self.tables.keys():
                 continue
-            if name in wrong or had != self._definitions[name]:
+            if name in wrong or had != self._definitions[name] or not kept:
                 self.damaged.add(name)
                 self._states[name] = replace(there[name], rolled_back=True)
                 why = "its settings were others" if had else "its settings are unknown"
+                why = why if kept else "it lacks epochs in which the settings left it out"
                 why = "it was rolled back" if name in wrong else why
                 log.warning("a table of sums is computed anew", table=name, why=why)
+
+    def _is_restored(self, state: State, record: EpochRecord) -> bool:
+        """Tell whether a table is of another time than the record. One that is ahead is not judged.
+
+        A record may name a compaction, which has no tag: the table knows that then.
+        """
+        place = record.tables.get(state.source)
+        if place is None or place.uuid != state.uuid or state.sealed[0] > record.epoch:
+            return False
+        if not rollback.restored(state.tagged, place.snapshot):
+            return False
+        return catalog.load(self._spark, state.identifier).snapshot(place.snapshot) is None
 
     def _refuse_wrong(self, name: str, state: State) -> None:
         """Park a table that was rolled back or restored; nobody counts what the latter lacks."""
@@ -263,14 +276,6 @@ class Parking:
             table=name,
             **self.tables[name].parked.described(),
         )
-
-
-def _is_restored(state: State, record: EpochRecord) -> bool:
-    """Tell whether a table is of another time than the record. One that is ahead is not judged."""
-    place = record.tables.get(state.source)
-    if place is None or place.uuid != state.uuid or state.sealed[0] > record.epoch:
-        return False
-    return rollback.restored(state.tagged, place.snapshot)
 
 
 def require_none_parked(tables: Mapping[str, ParkedTable]) -> None:

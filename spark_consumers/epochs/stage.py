@@ -237,6 +237,7 @@ class Stage:
             behind = known is None or known.rolled_back or known.commit_lsn < before.commit_lsn
             # A table that is made anew, or comes back, has no rows of the epoch before.
             behind = behind or (item is not None and item.table.commit_lsn != before.commit_lsn)
+            behind = behind or settings.source not in before.tables
             behind = behind or rollback.rolled_back(table, catalog.properties(table))
             if item is None or behind or not table_writer.adds_up(item):
                 sums.recompute(self._spark, branch, source, settings)

@@ -157,6 +157,26 @@ def test_what_is_not_a_rollback_goes_on(pipeline: Pipeline) -> None:
     assert ids(pipeline) == [1, 2, 3, 4, 6]
 
 
+def test_a_compacted_table_goes_on_where_the_record_of_epochs_was_lost(
+    pipeline: Pipeline,
+) -> None:
+    """The record then names what the table has now, which may be a compaction without a tag."""
+    rows = pipeline.identifier("back")
+    pipeline.spark.sql(
+        f"CALL slotbridge.system.rewrite_data_files(table => '{rows}',"
+        " options => map('rewrite-all', 'true'))"
+    )
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 4})
+    pipeline.apply()
+    pipeline.restart()
+    assert not pipeline.runner.parking.tables
+    both(pipeline, 5)
+    assert ids(pipeline) == [1, 2, 3, 5]
+
+
 @contextlib.contextmanager
 def kept(pipeline: Pipeline, *names: str) -> Iterator[Callable[[], None]]:
     """Tables in the catalog's database as they are now, which the answer puts back."""

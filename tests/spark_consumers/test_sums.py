@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import OperatorNeeded
+from spark_consumers.iceberg import catalog
+from spark_consumers.operations import Operator
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
@@ -28,8 +31,8 @@ def totals(pipeline: Pipeline, *columns: str) -> list[tuple[int, ...]]:
     return sorted(tuple(row) for row in frame.collect())
 
 
-def begun(new_pipeline: NewPipeline) -> Pipeline:
-    pipeline = new_pipeline(sums=sums("left_one", total="v", other="w"))
+def begun(new_pipeline: NewPipeline, **settings: Any) -> Pipeline:
+    pipeline = new_pipeline(sums=sums("left_one", total="v", other="w"), **settings)
     pipeline.publisher.announce(LEFT, RIGHT)
     for number in (1, 2):
         both(pipeline, number)
@@ -67,3 +70,48 @@ def test_sums_with_other_settings_are_computed_anew(
     else:
         changed.stream()
     assert totals(changed, "total", "_rows") == [(n, n * factor, 1) for n in numbers]
+
+
+def test_an_update_with_which_a_table_returns_is_in_its_sums_once(
+    new_pipeline: NewPipeline,
+) -> None:
+    """The table was parked at the last epoch's own LSN, whose record does not have it."""
+    pipeline = begun(new_pipeline, on_refused_table="park")
+    identifier = pipeline.identifier("left_one")
+    table = catalog.load(pipeline.spark, identifier)
+    had, before = catalog.snapshot_id(table), int(table.currentSnapshot().parentId())
+    name = identifier.partition(".")[2]
+    pipeline.spark.sql(f"CALL slotbridge.system.rollback_to_snapshot('{name}', {before})")
+    with pytest.raises(OperatorNeeded, match="the table is parked"):
+        pipeline.stream()
+    pipeline.spark.sql(f"CALL slotbridge.system.set_current_snapshot('{name}', {had})")
+    list(Operator(pipeline.spark, pipeline.settings).unpark(["public.left_one"]))
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.update(LEFT, {"id": 1, "v": 7, "w": 70})
+    pipeline.apply()
+    assert totals(pipeline, "total", "other", "_rows") == [(1, 7, 70, 1), (2, 2, 20, 1)]
+
+
+def test_sums_that_the_settings_left_out_for_a_while_are_computed_anew(
+    new_pipeline: NewPipeline,
+) -> None:
+    pipeline = begun(new_pipeline)
+    settings = pipeline.tables.sums
+    pipeline.set_tables(sums={})
+    pipeline.restart()
+    both(pipeline, 3)
+    pipeline.set_tables(sums=settings)
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(RIGHT, {"id": 4, "v": 4, "w": 4})
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(LEFT, {"id": 4, "v": 4, "w": 40})
+    pipeline.apply()
+    assert totals(pipeline, "total", "_rows") == [(number, number, 1) for number in (1, 2, 3, 4)]
+    with pipeline.publisher.transaction() as t:
+        t.insert(RIGHT, {"id": 5, "v": 5, "w": 5})
+    pipeline.apply()
+    pipeline.restart()
+    assert not pipeline.runner.parking.damaged, "an epoch without events leaves them nothing behind"
