@@ -53,11 +53,13 @@ def wait_for(
     try:
         with urllib.request.urlopen(address, timeout=timeout_s + 10) as answer:  # noqa: S310
             found = _document(answer.read())
-            return Waited(found.get("timeline"), sorted(found.get("parked", ())))
     except urllib.error.HTTPError as error:
         raise _refused(error, url, within) from error
     except OSError as error:
         raise _not_yet(str(error), url, within) from error
+    if found.get("in") != within or "timeline" not in found:
+        raise _not_yet("the answer there is not that of this program", url, within)
+    return Waited(found["timeline"], sorted(found.get("parked", ())))
 
 
 def _refused(error: urllib.error.HTTPError, url: str, within: str) -> SlotbridgeError:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
 from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
@@ -16,6 +16,7 @@ from services.runtime.tracing import HELP as SPANS_HELP
 from spark_consumers.epochs.audit_metrics import AuditMetrics
 from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.epochs.health import Health
+from spark_consumers.epochs.pages import serve_pages
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.table_metrics import TableMetrics
 from spark_consumers.epochs.wait_page import TablesState
@@ -131,10 +132,8 @@ class Metrics:
         if tables.http_port is None:
             return
         try:
-            server, _ = start_http_server(
-                tables.http_port, tables.http_host, registry=self.registry
-            )
-            server.set_app(self._with_probes(server.get_app(), pages))
+            application = self._with_probes(make_wsgi_app(self.registry), pages)
+            server = serve_pages(tables.http_host, tables.http_port, application)
         except OSError as error:
             raise SetupError(
                 "the port of /metrics is taken",

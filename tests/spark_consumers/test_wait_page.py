@@ -23,6 +23,7 @@ from services.testbed.ports import free_port, is_free
 from slotbridge.consumer import wait_for
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 from spark_consumers.epochs.metrics import Metrics
+from spark_consumers.epochs.pages import serve_pages
 from spark_consumers.epochs.wait_page import PATH, KafkaLook, KafkaState, TablesWait
 from spark_consumers.iceberg.parked import Parked
 from tests.providers.interface import Broker
@@ -85,6 +86,38 @@ def test_what_kafka_told_an_earlier_request_is_not_believed(
     monkeypatch.setattr(look, "_refresh", lambda: None)
     now[0] += 3600
     assert look.state() is None
+
+
+def test_no_request_is_answered_before_all_pages_are_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A page of the metrics in place of another would be a yes."""
+    port, metrics = free_port(), Metrics()
+    whole, refused = Metrics._with_probes, list[str]()
+
+    def looked(*arguments: Any) -> Any:
+        with pytest.raises(OSError) as raised:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=20)
+        refused.append(str(raised.value))
+        return whole(*arguments)
+
+    monkeypatch.setattr(Metrics, "_with_probes", looked)
+    metrics.serve(TablesSettings(warehouse=str(tmp_path), http_port=port))
+    assert "refused" in refused[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as found:
+        assert b"slottables_" in found.read()
+
+
+@pytest.mark.parametrize("text", [b"# HELP slottables_rows", b"{}", b'{"in": "kafka"}'])
+def test_an_answer_of_something_else_is_no_yes(text: bytes) -> None:
+    def answer(_environ: Any, start: Any) -> list[bytes]:
+        start("200 OK", [])
+        return [text]
+
+    server = serve_pages("127.0.0.1", 0, answer)
+    with pytest.raises(Retryable, match="not that of this program"):
+        wait_for(f"http://127.0.0.1:{server.server_port}", "0/64", within="tables")
+    server.shutdown()
 
 
 @pytest.fixture
