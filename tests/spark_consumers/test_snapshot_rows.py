@@ -8,13 +8,14 @@ import pytest
 
 from schemas.errors import OperatorNeeded
 from schemas.settings import require
+from services.bridge.failpoints import VARIABLE
 from services.testbed.ports import free_port
 from spark_consumers.status import read_run_status
 from spark_consumers.verify.as_of import verify_as_of
 from spark_consumers.verify.comparison import verify_tables
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import INITIAL, Changes, await_chunks, chunks, done, fill
+from tests.bridge.snapshots import INITIAL, Changes, chunks, done, fill
 from tests.bridge.test_snapshot_without_key import Inserts, assert_each_once, make_log, run
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -114,10 +115,9 @@ def test_rows_of_tables_without_a_key_are_inserts(
     bridge = new_bridge(conninfo, snapshot=slow)
     pipeline = new_pipeline(conninfo, publication=bridge.publication, on_refused_table="park")
     with Running(pipeline) as running, Inserts(conninfo, ROWS + 1):
-        bridge.start().streaming()
-        await_chunks(bridge, 3)
-        bridge.kill()
-        assert chunks(bridge) < ROWS / 50, "it was killed in the middle"
+        bridge.start(**{VARIABLE: "chunk handed:4"})
+        assert bridge.exit_code(120) == -9
+        assert 0 < chunks(bridge) < ROWS / 50, "it was killed in the middle"
         bridge.start().streaming()
         done(bridge)
         eventually(lambda: running.failure or len(running.reports) > 2, what="some epochs")
