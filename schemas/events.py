@@ -28,8 +28,8 @@ UNAVAILABLE_BASE64 = b64encode(UNAVAILABLE.encode()).decode()
 """The same in a bytea column, as its bytes in base64."""
 PLACEHOLDER_VALUES_HEADER = "slotbridge.placeholder_values"
 """Header of an event in which a column's value, as somebody wrote it, is the placeholder's own
-text: a JSON array of the names of these columns. In all others the text stands for a value that was
-not changed."""
+text: a JSON array of the names of these columns. In all others of `after` the text stands for a
+value that was not changed. In `before` it never does: PostgreSQL logs an old row whole."""
 SETTLED_KEY = b'{"slotbridge":"settled"}'
 """The key of a tombstone that means nothing, in any topic: a transaction that Kafka had decided to
 commit, but left open, was ended with it (docs/DELIVERY.md)."""

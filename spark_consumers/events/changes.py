@@ -252,6 +252,8 @@ def _read(column: ColumnShape) -> tuple[str, str]:
     """Return SQL of a column's value, which raises if it does not fit, and of its presence."""
     raw = _raw(column)
     present = available(raw, column)
+    if column.may_be_unavailable:  # An old row has all its values: PostgreSQL logs it whole.
+        present = f"({present} OR op = 'd' AND {typed(raw, column)} IS NOT NULL)"
     wrong = f"CASE WHEN {raw} IS NOT NULL AND {present} THEN {_refusal(_column(column.name))} END"
     read = [typed(raw, column), wrong]
     if column.key:

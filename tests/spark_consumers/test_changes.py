@@ -60,6 +60,13 @@ def test_a_value_that_is_the_placeholder_is_stored_where_the_bridge_names_it(
         assert found(changes.row_changes(given, [SHAPE], unavailable=False)) == [expected]
 
 
+def test_an_old_row_with_the_text_of_the_placeholder_is_kept_as_it_was(
+    spark: SparkSession,
+) -> None:
+    given = events(spark, ("d", 9, row(1, 9, UNAVAILABLE)))
+    assert found(changes.parsed(given, [SHAPE])) == [("d", 9, 1, 9, UNAVAILABLE, True)]
+
+
 def test_the_last_change_of_a_key_is_left(spark: SparkSession) -> None:
     given = events(
         spark,
