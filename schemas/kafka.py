@@ -53,8 +53,8 @@ class KafkaSettings(BaseModel):
     key_bytes: Literal["own", "connect"] = "own"
     """`connect`: for topics taken over from Debezium whose keys have schemas (docs/ADOPT.md). A key
     has the bytes that Kafka Connect gives it, with the schema, or its id in the registry, that the
-    topic's last key has; these bytes choose a row's partition. `slotbridge adopt` sets it. It needs
-    a topic for each table: it can't go with `shaping.routes`."""
+    topic's last key has; these bytes choose a row's partition. `slotbridge adopt` sets it. Each
+    table needs a topic of its own."""
     cloudevents: Literal["binary", "structured"] | None = None
     """Make CloudEvents of tables' records: `binary` puts the attributes into headers and leaves the
     values, `structured` puts attributes and JSON into one document, which `slottables` does not

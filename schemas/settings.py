@@ -305,20 +305,6 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _own_topics_of_keys(self) -> "Settings":
-        """Refuse keys that would have the schema of another table, whose key was the topic's last.
-
-        Which table that is may differ at each start, and with it a row's key and partition.
-        """
-        if self.kafka is not None and self.kafka.key_bytes == "connect" and self.shaping.routes:
-            raise ValueError(
-                "kafka.key_bytes: connect needs a topic for each table, as it takes a key's schema "
-                "from the topic's last key: leave out shaping.routes, or begin anew with another "
-                "prefix and key_bytes: own"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _snapshot(self) -> "Settings":
         """Refuse signals that can't be read, and repairs of topics that can't be compared."""
         kafka, snapshot = self.kafka, self.snapshot

@@ -28,6 +28,7 @@ from services.bridge.events.envelope import Envelope
 from services.bridge.events.formats.table_format import Formats, encoders_for
 from services.bridge.events.relations import Relations, warn_of_unmatched
 from services.bridge.events.shaping.tables import Shaping
+from services.bridge.events.topic_owners import TopicOwners
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.failpoints import reach
 from services.bridge.liveness import Liveness
@@ -302,12 +303,16 @@ class _Opening:
             self._compare_publication(primary, topics)
         warn_of_unmatched(shaping, primary)
         encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
+        apart = self._kafka.key_bytes == "connect"
+        owners = TopicOwners(shaping.naming, topics.shapes(), apart=apart)
+        owners.require_apart(primary.published() if apart else ())
         relations = Relations(
             *(self._prefix, primary, topics.shapes(), shaping, encoders),
             Formats(
                 *(self._kafka, shaping.naming, encoders, registry, self._waiting),
                 last_key=partial(last_key, topics),
             ),
+            owners=owners,
             deposit=None if self._claim_checks is None else self._claim_checks.deposit,
             while_waiting=self._waiting,
         )

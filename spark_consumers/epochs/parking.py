@@ -128,10 +128,10 @@ class Parking:
     def _refuse_wrong(self, name: str, state: State) -> None:
         """Park a table that was rolled back or restored; nobody counts what the latter lacks."""
         if state.rolled_back:
-            self.refuse(name, rollback.refused(state.identifier))
+            self.refuse(name, rollback.refused(state.identifier, parks=self._parks))
             return
         self._states[name] = state.at(*state.sealed)
-        self.refuse(name, rollback.refused(state.identifier, whole=True))
+        self.refuse(name, rollback.refused(state.identifier, whole=True, parks=self._parks))
         place = Place(state.identifier, state.tagged, state.uuid)
         self.tables[name] = self.tables[name]._replace(place=place, events=None)
 

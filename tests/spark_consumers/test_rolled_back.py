@@ -110,8 +110,15 @@ def test_a_table_that_was_rolled_back_stops_the_others_where_that_is_wanted(
 ) -> None:
     roll_back(pipeline)
     stopping = new_pipeline(on_refused_table="stop")
-    with pytest.raises(OperatorNeeded, match="rolled back"):
+    with pytest.raises(OperatorNeeded, match="rolled back") as raised:
         stopping.stream()
+    assert raised.value.hint.startswith("set tables.on_refused_table: park")
+    with pytest.raises(OperatorNeeded, match="the table is parked"):
+        pipeline.stream()
+    list(operator(pipeline).rebuild([NAME]))
+    stopping.restart()
+    stopping.stream()
+    assert ids(stopping) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("tagged", [False, True])

@@ -10,6 +10,7 @@ from services.bridge.adoption.slot_reader import SlotReader
 from services.bridge.events.formats.table_format import Formats, Registry, encoders_for
 from services.bridge.events.relations import Relations
 from services.bridge.events.shaping.tables import Shaping, TableShaping
+from services.bridge.events.topic_owners import TopicOwners
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.progress.ledger import Position
@@ -76,8 +77,11 @@ class OverlapBatches:
         """
         encoders = self._encoders()
         formats = self._formats(encoders, registry)
-        for table in self._primary.published_tables():
-            if not self._shaping.naming.publishes(table.schema, table.table):
+        naming, tables = self._shaping.naming, self._primary.published_tables()
+        owners = TopicOwners(naming, (), apart=self._kafka.key_bytes == "connect")
+        owners.require_apart((table.schema, table.table) for table in tables)
+        for table in tables:
+            if not naming.publishes(table.schema, table.table):
                 continue
             plan = self._plan(table)
             if not plan.published:

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from schemas.errors import ExitCode, OperatorNeeded, SettingsError
+from schemas.errors import SettingsError
 from schemas.schema_events import Column, SchemaEvent
 from services.bridge.events.description import Described
 from services.bridge.events.event import Stamp
@@ -23,6 +23,7 @@ from services.bridge.events.rows import encoder_of
 from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.large_values import Deposit, limits
 from services.bridge.events.shaping.tables import Shaping, TableShaping
+from services.bridge.events.topic_owners import TopicOwners
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation
 from services.bridge.source.database import Primary
@@ -47,6 +48,7 @@ class Relations:
         encoders: Encoders,
         formats: Formats | None = None,
         *,
+        owners: TopicOwners | None = None,
         deposit: Deposit | None = None,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
@@ -59,11 +61,7 @@ class Relations:
         self._primary = primary
         self._shaping = shaping
         self._shapes = Shapes(prefix, known)
-        self._owners: dict[str, tuple[tuple[str, str], bool]] = {}
-        for table in known:
-            if shaping.naming.publishes(*table):
-                topic = shaping.naming.table(*table)
-                self._owners.setdefault(topic.name, (table, topic.routed))
+        self._owners = owners or TopicOwners(shaping.naming, known)
 
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
         """Find a relation's plan, with its key, and its schema event.
@@ -85,7 +83,8 @@ class Relations:
             plan = self._shaping.plan(relation, identity)
             if not plan.published:
                 return Described(plan, None, certain)
-            self._own(plan, stamp)
+            table = plan.relation.schema, plan.relation.table
+            self._owners.claim(table, plan.topic, stamp.commit_lsn)
             certain = self._learn_types(plan.relation, stamp.xid) and certain
             if plan.large_values:
                 found = limits(plan, self._encoders, self._deposit)
@@ -151,21 +150,6 @@ class Relations:
                 "columns have NULL there (docs/TABLES.md)",
             )
         return found
-
-    def _own(self, plan: TableShaping, stamp: Stamp) -> None:
-        table = (plan.relation.schema, plan.relation.table)
-        topic, routed = plan.topic
-        owner, shared = self._owners.setdefault(topic, (table, routed))
-        if owner != table and not (shared and routed):
-            raise OperatorNeeded(
-                f"{'.'.join(table)} would share its topic with {'.'.join(owner)}",
-                operation="describe a table",
-                subject=f"topic {topic}",
-                lsn=stamp.commit_lsn,
-                hint="characters that Kafka forbids in topic names become _: rename one of the "
-                "tables, leave it out, or give both one route (shaping.routes)",
-                exit_code=ExitCode.RECORD_REFUSED,
-            )
 
     def _learn_types(self, relation: Relation, xid: int) -> bool:
         """Look up the types that are new to the encoders; log once which of them are sent as text.

@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 
 from schemas import wire
+from schemas.errors import OperatorNeeded
+from schemas.naming import Naming
 from schemas.settings import Settings
+from schemas.shaping import RouteSettings, ShapingSettings
 from services.bridge.adoption.connector import connector_of
 from services.bridge.adoption.converters import APICURIO, CONFLUENT, Converted, converted
 from services.bridge.adoption.decoding import decoder, form_of
 from services.bridge.adoption.translation import differences, translate
 from services.bridge.events.formats import avro, connect, connect_keys
+from services.bridge.events.topic_owners import TopicOwners
 from services.bridge.recovery.event_positions import position_of
 from tests.bridge.adoption.test_connector import CONFIG, WORKER
 
@@ -168,15 +172,18 @@ def test_tables_that_share_a_topic_would_take_the_schema_of_each_others_keys() -
     )
     last = f"{connect_keys.opening(other, None)}{{}}{connect_keys.CLOSING}".encode()
     assert connect_keys.opening(one, last) != connect_keys.opening(one, None)
-    kafka = {
-        "bootstrap_servers": "k:9092",
-        "topic_prefix": "p",
-        "key_format": "json_schema_envelope",
-    }
-    shaping = {"routes": [{"tables": ".*", "topic": "{prefix}.all"}]}
-    Settings.model_validate({"kafka": {**kafka, "key_bytes": "own"}, "shaping": shaping})
-    with pytest.raises(ValueError, match="a topic for each table"):
-        Settings.model_validate({"kafka": {**kafka, "key_bytes": "connect"}, "shaping": shaping})
+    routes = [RouteSettings(tables="public.(?P<name>one|other)", topic="{prefix}.{name}")]
+    own = Naming("p", ShapingSettings(routes=routes))
+    shared = Naming("p", ShapingSettings(routes=[RouteSettings(tables=".*", topic="{prefix}.all")]))
+    tables = [("public", "one"), ("public", "other")]
+    TopicOwners(own, [], apart=True).require_apart(tables)
+    TopicOwners(shared, [], apart=False).require_apart(tables)
+    for known in ([], tables[:1]):
+        with pytest.raises(OperatorNeeded, match="other would share its topic with"):
+            TopicOwners(shared, known, apart=True).require_apart(tables)
+    owners = TopicOwners(shared, tables[:1], apart=True)
+    with pytest.raises(OperatorNeeded, match="other would share its topic with"):
+        owners.claim(tables[1], shared.table(*tables[1]), 8)
 
 
 def test_avro_keys_have_the_id_of_the_last_key() -> None:
