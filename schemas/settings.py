@@ -54,7 +54,12 @@ class ValueSettings(_Section):
     decimal_handling: Literal["string", "double", "precise"] = "string"
     """JSON form of numeric and money."""
     time_precision: Literal[
-        "microseconds", "adaptive", "adaptive_time_microseconds", "nanoseconds", "isostring"
+        "microseconds",
+        "adaptive",
+        "adaptive_time_microseconds",
+        "nanoseconds",
+        "isostring",
+        "connect",
     ] = "microseconds"
     """JSON form of date, time and timestamp; timestamptz and timetz are always ISO 8601 in UTC."""
     interval_handling: Literal["text", "string", "numeric"] = "text"

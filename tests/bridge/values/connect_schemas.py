@@ -34,20 +34,35 @@ doubles = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+TIMES = [
+    ("int32", f"{connect.LOGICAL}.Date"),
+    ("int32", f"{connect.LOGICAL}.Time"),
+    ("int64", f"{connect.LOGICAL}.Timestamp"),
+]
+
+
 def scalars() -> st.SearchStrategy[connect.Schema]:
     kinds = [*NUMBERS, "boolean", "float", "double", "string", "bytes"]
-    return st.builds(
-        lambda kind, optional: connect.plain(kind, optional=optional),
-        st.sampled_from(kinds),
-        st.booleans(),
-    ) | st.builds(
-        lambda scale, precision, optional: {
-            **connect.decimal(scale, precision),
-            "optional": optional,
-        },
-        st.integers(0, 300),
-        st.integers(0, 300),
-        st.booleans(),
+    return (
+        st.builds(
+            lambda kind, optional: connect.plain(kind, optional=optional),
+            st.sampled_from(kinds),
+            st.booleans(),
+        )
+        | st.builds(
+            lambda scale, precision, optional: {
+                **connect.decimal(scale, precision),
+                "optional": optional,
+            },
+            st.integers(0, 300),
+            st.integers(0, 300),
+            st.booleans(),
+        )
+        | st.builds(
+            lambda time, optional: connect.plain(*time, optional=optional),
+            st.sampled_from(TIMES),
+            st.booleans(),
+        )
     )
 
 

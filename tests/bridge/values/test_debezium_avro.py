@@ -196,7 +196,10 @@ def plain(document: Any) -> Any:
 
 
 def readable(schema: Any) -> Any:
-    """A schema whose decimals have a precision of at least their scale: fastavro insists on it."""
+    """A schema whose decimals have a precision of at least their scale: fastavro insists on it.
+
+    Without the logical types of times: Python's have neither infinity nor years before 1.
+    """
     if isinstance(schema, list):
         return [readable(branch) for branch in schema]
     if not isinstance(schema, dict):
@@ -204,6 +207,8 @@ def readable(schema: Any) -> Any:
     found = {name: readable(part) for name, part in schema.items()}
     if schema.get("logicalType") == "decimal":
         found["precision"] = max(schema["precision"], schema.get("scale", 0))
+    elif isinstance(schema.get("logicalType"), str):
+        del found["logicalType"]
     return found
 
 

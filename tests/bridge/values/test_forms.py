@@ -26,6 +26,7 @@ PRECISE: dict[str, Any] = {"decimal_handling": "precise"}
 DOUBLE: dict[str, Any] = {"decimal_handling": "double"}
 ADAPTIVE: dict[str, Any] = {"time_precision": "adaptive"}
 NANOSECONDS: dict[str, Any] = {"time_precision": "nanoseconds"}
+CONNECT: dict[str, Any] = {"time_precision": "connect"}
 ISO: dict[str, Any] = {"time_precision": "isostring"}
 STRUCTURES: dict[str, Any] = {"structures": "json"}
 
@@ -115,6 +116,10 @@ def test_precise_decimals_are_unscaled_bytes(number: Decimal) -> None:
         ("time", 3, ADAPTIVE, "01:02:03.5", 3_723_500),
         ("time", 3, {"time_precision": "adaptive_time_microseconds"}, "01:02:03", 3_723_000_000),
         ("time", -1, ISO, "24:00:00", "24:00:00Z"),
+        ("date", -1, CONNECT, "2024-02-29", 19_782),
+        ("time", -1, CONNECT, "01:02:03.500999", 3_723_500),
+        ("timestamp", -1, CONNECT, "1969-12-31 23:59:59.999999", -1),
+        ("timestamp", -1, CONNECT, "infinity", 9223372036825200000),
         ("timestamp", -1, {}, "infinity", 2**63 - 1),
         ("timestamp", -1, {}, "-infinity", -(2**63)),
         ("timestamp", 3, ADAPTIVE, "infinity", 9223372036825200000),

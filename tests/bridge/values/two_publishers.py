@@ -28,6 +28,8 @@ from tests.providers.serial_registry import SerialRegistry, serial_registry
 Decode = Callable[[bytes, str, str], Any]
 """Bytes, topic, and `key`, `value` or `header` -> what they say."""
 Tables = Mapping[str, Mapping[str, tuple[str | None, ...]]]
+Modes = Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]]
+"""Name of a set of modes -> settings of the bridge, properties of Debezium."""
 MODES = pytest.mark.parametrize("mode", ["default", "other"])
 """The keys of what `published` returns."""
 OTHER_MODES = {
@@ -49,6 +51,10 @@ DEBEZIUM_OTHER_MODES = {
 EVERYTHING = {"skipped.operations": "none", "message.prefix.include.list": "mark"}
 """Truncates too; but not the heartbeats of the bridges."""
 WITHOUT_SPECIAL = {"table.exclude.list": "public.special"}
+TWO_MODES: Modes = {
+    "default": (DEBEZIUM, WITHOUT_SPECIAL),
+    "other": (OTHER_MODES, DEBEZIUM_OTHER_MODES),
+}
 TABLES: Tables = {"scalars": samples.SCALARS, "arrays": samples.ARRAYS, "special": samples.SPECIAL}
 OTHERS = """
     CREATE TABLE changing (a int, b text, note text, PRIMARY KEY (a, b));
@@ -112,6 +118,7 @@ def published(
     kafka: Broker,
     folder: Path,
     *,
+    modes: Modes = TWO_MODES,
     tables: Tables = TABLES,
     formats: Mapping[str, str] | None = None,
     converters: Mapping[str, str] | None = None,
@@ -127,7 +134,6 @@ def published(
     bridge's; `decode`: reads a part of a record, by default as JSON.
     """
     folder.chmod(0o755)
-    modes = {"default": (DEBEZIUM, WITHOUT_SPECIAL), "other": (OTHER_MODES, DEBEZIUM_OTHER_MODES)}
     connectors, bridges = [], []
     with psycopg.connect(conninfo, autocommit=True) as connection, contextlib.ExitStack() as stack:
         connection.execute(samples.SETUP.encode())
@@ -187,6 +193,7 @@ def published_by_registry(
     registry_folder: Path,
     folder: Path,
     *,
+    modes: Modes = TWO_MODES,
     tables: Tables,
     form: str,
     converter: Mapping[str, str],
@@ -204,6 +211,7 @@ def published_by_registry(
         named = {**converter, ".apicurio.registry.url": registry.native_url}
         return published(
             *(conninfo, name, kafka, folder),
+            modes=modes,
             tables=tables,
             formats=dict.fromkeys(("key_format", "value_format"), form),
             converters={

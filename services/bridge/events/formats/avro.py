@@ -6,6 +6,7 @@ Names and properties are those of Confluent's AvroConverter, so that it reads th
     name, version    connect.name, connect.version, connect.parameters beside the type
     int8, int16      int with connect.type
     Decimal          bytes with the logical type decimal
+    Date, Time, …    of Connect itself: date, time-millis, timestamp-millis
     map              map; with keys that are not strings, an array of records (key, value)
 
 A field whose name is adjusted has its column's as `slotbridge.column`, which the converter ignores.
@@ -33,6 +34,10 @@ REGISTRY_TYPE: Final = "AVRO"
 Convert = Callable[[Any], Any]
 _KINDS: Final = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
 _NARROW: Final = ("int8", "int16")
+_TIMES: Final = {
+    f"{connect.LOGICAL}.{name}": kind
+    for name, kind in (("Date", "date"), ("Time", "time-millis"), ("Timestamp", "timestamp-millis"))
+}
 _ENTRIES: Final = "io.confluent.connect.avro"
 _PRESENT: Final = b"\2"
 """The branch of a union that is not null. A flat row's `op` begins with it, in an envelope with its
@@ -181,6 +186,8 @@ def _meaning(schema: Schema) -> dict[str, Any]:
     for part in ("name", "version", "parameters", "doc"):
         if part in schema:
             found[f"connect.{part}"] = schema[part]
+    if schema.get("name") in _TIMES:
+        found["logicalType"] = _TIMES[schema["name"]]
     if schema.get("name") == connect.DECIMAL:
         parameters = schema["parameters"]
         scale = int(parameters["scale"])

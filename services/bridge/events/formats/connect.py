@@ -17,7 +17,9 @@ TIME: Final = "io.debezium.time"
 LARGE_VALUES: Final = "__slotbridge.large_values"
 """Parameter of a column's schema: `claim_check` or `truncate`."""
 ENUM: Final = f"{SEMANTIC}.Enum"
-DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
+LOGICAL: Final = "org.apache.kafka.connect.data"
+"""Namespace of the types that Kafka Connect itself knows."""
+DECIMAL: Final = f"{LOGICAL}.Decimal"
 _DOCS: Final = {
     f"{SEMANTIC}.VariableScaleDecimal": "Variable scaled decimal",
     f"{SEMANTIC}.SparseDoubleVector": "Sparse double vector",

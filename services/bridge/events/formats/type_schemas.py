@@ -6,7 +6,7 @@ without a schema of their own are strings there, and here.
     numeric(p,s), money, precise   Decimal                bytea, base64     bytes
     numeric, precise               VariableScaleDecimal   bytea, else       string
     json, jsonb, uuid, xml, enum   string with Debezium's name
-    date, time, timestamp          Debezium's name of the unit
+    date, time, timestamp          Debezium's name of the unit, or the type that Connect knows
 """
 
 from collections.abc import Callable
@@ -72,15 +72,15 @@ def _numeric(settings: ValueSettings, typmod: int) -> Schema:
 def _date(settings: ValueSettings, _typmod: int) -> Schema:
     if settings.time_precision == "isostring":
         return connect.plain("string", f"{TIME}.IsoDate")
-    return connect.plain("int32", f"{TIME}.Date")
+    return connect.plain("int32", f"{_namespace(settings)}.Date")
 
 
 def _time(settings: ValueSettings, typmod: int) -> Schema:
     mode = settings.time_precision
     if mode == "isostring":
         return connect.plain("string", f"{TIME}.IsoTime")
-    if mode == "adaptive" and 0 <= typmod <= _MILLISECONDS_DIGITS:
-        return connect.plain("int32", f"{TIME}.Time")
+    if mode == "connect" or (mode == "adaptive" and 0 <= typmod <= _MILLISECONDS_DIGITS):
+        return connect.plain("int32", f"{_namespace(settings)}.Time")
     return connect.plain("int64", f"{TIME}.{'Nano' if mode == 'nanoseconds' else 'Micro'}Time")
 
 
@@ -88,10 +88,14 @@ def _timestamp(settings: ValueSettings, typmod: int) -> Schema:
     mode = settings.time_precision
     if mode == "isostring":
         return connect.plain("string", f"{TIME}.IsoTimestamp")
-    if mode.startswith("adaptive") and 0 <= typmod <= _MILLISECONDS_DIGITS:
-        return connect.plain("int64", f"{TIME}.Timestamp")
+    if mode == "connect" or (mode.startswith("adaptive") and 0 <= typmod <= _MILLISECONDS_DIGITS):
+        return connect.plain("int64", f"{_namespace(settings)}.Timestamp")
     unit = "Nano" if mode == "nanoseconds" else "Micro"
     return connect.plain("int64", f"{TIME}.{unit}Timestamp")
+
+
+def _namespace(settings: ValueSettings) -> str:
+    return connect.LOGICAL if settings.time_precision == "connect" else TIME
 
 
 def _interval(settings: ValueSettings, _typmod: int) -> Schema:

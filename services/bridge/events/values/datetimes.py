@@ -5,6 +5,7 @@
     adaptive                     days    milliseconds for p <= 3, else microseconds
     adaptive_time_microseconds   days    the same, but time is always in microseconds
     nanoseconds                  days    nanoseconds
+    connect                      days    milliseconds, without the digits behind them
     isostring                    "2024-02-29Z"  "10:20:30.5Z"  "2024-02-29T10:20:30.5Z"
     any                          timestamptz(p) "2024-02-29T10:20:30.500000Z" with p digits
                                  timetz         "10:20:30.5Z"
@@ -126,6 +127,8 @@ def timetz(value: bytes) -> str:
 
 def _unit(precision: str, typmod: int, *adaptive: str) -> Unit:
     if precision in adaptive and 0 <= typmod <= _MILLISECONDS_DIGITS:
+        return _MILLISECONDS
+    if precision == "connect":
         return _MILLISECONDS
     return _NANOSECONDS if precision == "nanoseconds" else _MICROSECONDS
 
