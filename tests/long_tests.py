@@ -80,6 +80,8 @@ LONG: Final = (
     f"{_BRIDGE}test_streaming.py::test_killed_at_random_moments_under_load_nothing_is_lost_or",
     f"{_BRIDGE}test_jdbc_sink.py::"
     "test_tables_stay_equal_through_changes_and_a_kill[json_schema_envelope]",
+    f"{_BRIDGE}test_iceberg_sink.py::"
+    "test_each_event_is_appended_once_through_changes_and_kills[flat rows in Avro]",
     f"{_REPAIR}[recover dropping]",
     f"{_REPAIR}[recover slot made]",
     f"{_REPAIR}[recover committed]",

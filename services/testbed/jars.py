@@ -106,7 +106,23 @@ WANTED = {
             "org.slf4j:slf4j-simple:1.7.36",
         )
     ),
-    # Behind the group before: its dependencies are of other versions.
+    # Iceberg's sink, and its tables in a JDBC catalog; Hadoop is among pyspark's jars.
+    "connect-iceberg": Wanted(
+        (
+            "org.apache.iceberg:iceberg-kafka-connect:1.11.0",
+            "org.apache.iceberg:iceberg-kafka-connect-transforms:1.11.0",
+            "org.apache.iceberg:iceberg-orc:1.11.0",
+            "org.apache.iceberg:iceberg-parquet:1.11.0",
+            "org.apache.kafka:connect-runtime:4.1.0",
+            "org.apache.kafka:connect-json:4.1.0",
+            "org.eclipse.jetty.ee10:jetty-ee10-servlet:12.0.34",
+            "org.eclipse.jetty:jetty-security:12.0.34",
+            "org.eclipse.jetty:jetty-session:12.0.34",
+            "org.postgresql:postgresql:42.7.7",
+            "org.slf4j:slf4j-simple:2.0.17",
+        )
+    ),
+    # Behind the groups before: its dependencies are of other versions.
     "connect-avro": Wanted(("io.apicurio:apicurio-registry-utils-converter:2.5.11.Final",)),
     # What Iceberg's S3FileIO needs, all in one jar.
     "iceberg-aws": Wanted(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",)),

@@ -73,7 +73,7 @@ class Ground:
         """Wait until the target's table has `count` rows."""
 
         def there() -> bool:
-            assert self.sink.works, self.sink.log.read_text(errors="replace")[-6000:]
+            assert self.sink.works, self.sink.output
             with contextlib.suppress(psycopg.errors.UndefinedTable):
                 return len(self.rows(self.target, table, "id")) == count
             return False
@@ -101,7 +101,7 @@ def ground(
         truncate_enabled="true",
     )
     yield Ground(bridge, sink, target)
-    sink.stop()
+    sink.kill()
     bridge.end()
 
 
@@ -177,7 +177,7 @@ def test_flat_rows(
         expected = ground.rows(source, "t", columns)
 
         def equal() -> bool:
-            assert sink.works, sink.log.read_text(errors="replace")[-6000:]
+            assert sink.works, sink.output
             with contextlib.suppress(psycopg.errors.UndefinedTable):
                 return ground.rows(target, name, columns) == expected
             return False
@@ -188,5 +188,5 @@ def test_flat_rows(
         assert {op for (op,) in ground.rows(target, name, "__op")} == {"c", "u"}
         assert bridge.stop() == 0
     finally:
-        sink.stop()
+        sink.kill()
         bridge.end()
