@@ -61,18 +61,18 @@ _EMBEDDED = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-_QUIET = (
+QUIET = (
     # Adaptive execution is off in the query alone, not in the epochs, which use the session itself.
-    "org.apache.spark.sql.execution.streaming.ResolveWriteToStream",
+    "org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream",
     # Every batch that takes longer than the trigger's interval; the report says how long it took.
-    "org.apache.spark.sql.execution.streaming.ProcessingTimeExecutor",
+    "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor",
     # Tables are merged in threads, where a consumer can't be interrupted.
-    "org.apache.spark.sql.kafka010.KafkaDataConsumer",
+    "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer",
     # Partitions are assigned, and no offset is committed: the group's id only names the consumers.
     "org.apache.spark.sql.kafka010.KafkaSourceProvider",
     # The source's rows that are compared are removed at once, and never computed anew.
     "org.apache.spark.rdd.MapPartitionsRDD",
-    "org.apache.spark.sql.catalyst.util.SparkStringUtils",
+    "org.apache.spark.util.SparkStringUtils",
     "org.apache.hadoop.util.NativeCodeLoader",
 )
 
@@ -229,5 +229,5 @@ def _quieten(session: SparkSession) -> None:
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     jvm: Any = session.sparkContext._jvm
     log4j = jvm.org.apache.logging.log4j
-    for logger in _QUIET:
+    for logger in QUIET:
         log4j.core.config.Configurator.setLevel(logger, log4j.Level.ERROR)

@@ -125,16 +125,15 @@ WANTED = {
     # Behind the groups before: its dependencies are of other versions.
     "connect-avro": Wanted(("io.apicurio:apicurio-registry-utils-converter:2.5.11.Final",)),
     # What Iceberg's S3FileIO needs, all in one jar.
-    "iceberg-aws": Wanted(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",)),
-    # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.
-    # Not Spark 4.1 yet: its Kafka source 4.1.1 ends a query that begins again with a batch
-    # (SPARK-55271). That of 4.1.3, with the token provider of 4.1.1 and Iceberg 1.12, passed the
-    # drill with kills and a failover; not all tests have run on it.
+    "iceberg-aws": Wanted(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",)),
+    # Everything excluded is among pyspark's own jars. Not every version of Spark has its part for
+    # Kafka: of 4.1 these are the newest. The source of 4.1.1 ends a query that begins again with a
+    # batch (SPARK-55271).
     "spark": Wanted(
         (
-            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.4",
-            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-            "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3",
+            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.1",
+            "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
             "org.xerial:sqlite-jdbc:3.54.1.0",
         ),
         excluded=(

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.lsn import format_lsn
@@ -195,6 +196,28 @@ def as_of(spark: SparkSession, identifier: str, snapshot: int) -> DataFrame:
     return spark.read.option("versionAsOf", str(snapshot)).table(identifier)
 
 
+def rows_before(spark: SparkSession, identifier: str, snapshot: int) -> DataFrame:
+    """Return the rows that a table had, in the columns that it has now.
+
+    A column that the table did not have is NULL.
+    """
+    table, rows = load(spark, identifier), as_of(spark, identifier, snapshot)
+    found = table.snapshot(snapshot)
+    number = None if found is None else found.schemaId()
+    if number is None or int(number) == int(table.schema().schemaId()):
+        return rows
+    former, columns = _fields(table.schemas()[int(number)]), _fields(table.schema())
+    types = {field.name: field.dataType for field in spark.table(identifier).schema.fields}
+    return rows.select(
+        *(
+            (F.col(quoted(former[key])) if key in former else F.lit(None))
+            .cast(types[name])
+            .alias(name)
+            for key, name in columns.items()
+        )
+    )
+
+
 def ref_names(table: Any) -> list[str]:
     """Return the names of a table's branches and tags."""
     return _names(table.refs())
@@ -289,9 +312,13 @@ def set_properties(table: Any, values: Mapping[str, str]) -> None:
 
 def column_names(table: Any) -> tuple[str, ...]:
     """Return the names of a table's columns, in one call to Java."""
-    schema = table.schema()
+    return tuple(_fields(table.schema()).values())
+
+
+def _fields(schema: Any) -> dict[int, str]:
+    """Return the columns of one of a table's schemas: the number that they keep -> their name."""
     parser = java_class(schema, "org.apache.iceberg.SchemaParser")
-    return tuple(str(field["name"]) for field in json.loads(parser.toJson(schema))["fields"])
+    return {f["id"]: f["name"] for f in json.loads(parser.toJson(schema))["fields"]}
 
 
 def expire(table: Any, *, keep: int, older_than_ms: int) -> None:

@@ -88,7 +88,7 @@ def add(
     spark = changes.sparkSession
     now = changes.where("op <> 'd'").selectExpr(*layout.values, "1 AS _sign")
     if snapshot is not None and not layout.shape.keyless:
-        before = spark.read.option("snapshot-id", snapshot).table(source)
+        before = catalog.rows_before(spark, source, snapshot)
         keys = changes.selectExpr(
             *(f"c{f.source_index} AS _slotbridge_key{n}" for n, f in enumerate(layout.key))
         )

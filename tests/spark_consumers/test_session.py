@@ -1,13 +1,15 @@
-"""What Spark is started with, by us and by spark-submit: pure."""
+"""What Spark is started with, by us and by spark-submit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from schemas.errors import ExitCode, SetupError
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
-from spark_consumers.session import catalog_options, session_options
+from spark_consumers.session import QUIET, catalog_options, session_options
 
 KAFKA = KafkaSettings(bootstrap_servers="none:1", topic_prefix="p")
 ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -80,3 +82,11 @@ def test_a_warehouse_that_can_not_be_written_is_named() -> None:
         catalog_options(tables().model_copy(update={"warehouse": "/proc/warehouse"}))
     assert raised.value.subject == "/proc/warehouse"
     assert raised.value.exit_code is ExitCode.PRIVILEGE_MISSING
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_the_classes_that_must_log_less_are_in_this_spark(spark: SparkSession, name: str) -> None:
+    """A name that Spark has moved would bring a warning with each micro-batch."""
+    jvm: Any = spark._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    assert loader.loadClass(name).getName() == name

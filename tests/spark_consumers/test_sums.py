@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from schemas.errors import OperatorNeeded
+from schemas.events import schema_topic
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -49,6 +52,41 @@ def test_sums_of_a_table_that_was_dropped_are_those_of_the_table_made_anew(
     both(pipeline, 3)
     assert [row.id for row in pipeline.rows("left_one")] == [1, 2, 3]
     assert totals(pipeline, "total", "_rows") == [(1, 1, 1), (2, 2, 1), (3, 3, 1)]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"v": ("int4", -1), "renamed": ("int4", -1)},
+        {"v": ("int8", -1), "w": ("int4", -1), "added": ("text", -1)},
+    ],
+    ids=["one renamed", "one widened, one added"],
+)
+def test_sums_lose_the_rows_that_were_written_before_their_table_got_other_columns(
+    new_pipeline: NewPipeline, others: dict[str, tuple[str, int]]
+) -> None:
+    """The schema topic was compacted meanwhile, so that the epoch has one shape."""
+    before = SourceTable("left_one", LEFT.columns, oid=1)
+    after = SourceTable("left_one", {"id": ("int4", -1), **others}, oid=1)
+    pipeline = new_pipeline(sums=sums("left_one", total="v"))
+    pipeline.publisher.announce(before)
+    with pipeline.publisher.transaction() as t:
+        for number in (1, 2, 3):
+            t.insert(before, {"id": number, "v": number, "w": number})
+    pipeline.apply()
+    compacted = [TopicPartition(schema_topic(pipeline.kafka.topic_prefix), 0, -1)]
+    admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
+    for future in admin.delete_records(compacted).values():
+        future.result(30)
+    pipeline.publisher.reshape(after)
+    pipeline.restart()
+    row = dict.fromkeys(after.columns)
+    with pipeline.publisher.transaction() as t:
+        t.update(after, row | {"id": 1, "v": 9})
+        t.delete(after, row | {"id": 3})
+    pipeline.apply()
+    assert [*pipeline.rows("left_one")[0].asDict()] == [*after.columns]
+    assert totals(pipeline, "total", "_rows") == [(1, 9, 1), (2, 2, 1)]
 
 
 @pytest.mark.parametrize("comes", ["an epoch", "nothing"])
