@@ -128,6 +128,11 @@ LONG: Final = (
     f"{_TABLES}test_job.py::"
     "test_meetings_with_another_writer_end_it_only_when_nothing_comes_between",
     f"{_TABLES}test_index_upkeep.py::test_an_index_is_bounded_by_its_table",
+    f"{_TABLES}test_formats.py::test_all_types_and_changes_are_in_the_tables[json_schema]",
+    f"{_BRIDGE}adoption/test_adopt_formats.py::"
+    "test_topics_with_schemas_are_continued_key_by_key[mixed]",
+    f"{_BRIDGE}test_snapshot_many_tables.py::"
+    "test_small_tables_share_chunks_under_constant_change_killed_at_each_seam[primary]",
     f"{_TABLES}test_checkpoint.py::test_an_epoch_that_was_begun_is_made_again_of_many_small_batches",
     f"{_FAILOVER}check/test_standby.py::test_the_standby_is_paused_and_lags",
     f"{_FAILOVER}check/test_servers.py::test_standby_of_a_standby",
