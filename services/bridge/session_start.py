@@ -125,6 +125,7 @@ class _Opening:
             self._resources.callback(self._claim_checks.close)
         primary = self._own_origin()
         topics = Topics(self._kafka, self._settings.shaping, while_waiting=self._waiting)
+        topics.schema_text = registry.schema_text if registry is not None else None
         topics.prepare()
         topics.check_clocks(primary.clock_ms())
         reach("topics ready")

@@ -10,6 +10,7 @@ from services.bridge.sink.topics import Topics
 from services.bridge.source.candidates import require_one_writable
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import ReplicationConnection
+from services.kafka.schema_registry import SchemaRegistry
 
 _ORIGIN_IDLE_MS: Final = 24 * 3_600_000
 """The origin is owned as long as topics are read, so that no bridge starts meanwhile."""
@@ -35,6 +36,10 @@ def open_stopped(
         primary.prepare()
         primary.require_free_slot(operation)
         topics = Topics(kafka, settings.shaping)
+        if settings.registry is not None:
+            registry = SchemaRegistry(settings.registry)
+            stack.callback(registry.close)
+            topics.schema_text = registry.schema_text
         topics.prepare()
         topics.check_clocks(primary.clock_ms())
         connection = ReplicationConnection(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from schemas import wire
+from schemas.errors import OperatorNeeded
 from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, own_topics, prepared_topic
 from schemas.shaping import POSITION, field_name
 from services.bridge.events.shaping.outbox import Headers
@@ -64,16 +65,27 @@ def record_of(message: Message) -> KafkaRecord:
     return KafkaRecord(topic, offset, message.key(), message.value(), message.headers())
 
 
-def position_of_record(record: KafkaRecord, prefix: str, *, outbox: bool) -> EventPosition | None:
+SchemaText = Callable[[int], str]
+"""Returns the schema that the registry has by an id."""
+
+
+def position_of_record(
+    record: KafkaRecord, prefix: str, *, outbox: bool, schema_text: SchemaText | None = None
+) -> EventPosition | None:
     """Return the position of a record, None if it is not of `prefix` or has no position.
 
-    `outbox`: messages of an outbox may be in its topic.
+    `outbox`: messages of an outbox may be in its topic. Raise as `position_of`.
     """
     position = position_in_headers(record.headers) if outbox else None
     if position is None:
         position = position_of_row(dict(record.headers or []))
     if position is None:
-        position = position_of(record.value, prefix, own=record.topic in own_topics(prefix))
+        own = record.topic in own_topics(prefix)
+        try:
+            position = position_of(record.value, prefix, own=own, schema_text=schema_text)
+        except OperatorNeeded as error:
+            error.subject = f"topic {record.topic}, offset {record.offset}"
+            raise
     if position is None and record.topic == prepared_topic(prefix):
         position = position_of_removal(record.headers)
     return position
@@ -100,13 +112,17 @@ def has(last: ProgressRecord | None, position: EventPosition) -> bool:
     return position.commit_lsn < last.end_lsn or in_part
 
 
-def position_of(value: bytes | None, prefix: str, *, own: bool = True) -> EventPosition | None:
+def position_of(
+    value: bytes | None, prefix: str, *, own: bool = True, schema_text: SchemaText | None = None
+) -> EventPosition | None:
     """Return the position of a record's event or PREPARE, None if it is not of `prefix`.
 
-    `own`: it is of one of the bridge's own topics, which also have records without a source.
+    `own`: it is of one of the bridge's own topics, which also have records without a source. Raise
+    OperatorNeeded for a value in Avro that only the registry tells from one of Debezium, if there
+    is no `schema_text`; and what that raises.
     """
     try:
-        document = _document(value or b"null", prefix)
+        document = _document(value or b"null", prefix, schema_text)
         if position := position_of_row(document):  # a table may have a column `specversion`
             return position
         if "specversion" in document:
@@ -144,7 +160,7 @@ def _position(lsn: Any, seq: Any, timeline: Any = 0) -> EventPosition | None:
     return found if found.commit_lsn > 0 and found.seq >= 0 else None
 
 
-def _document(value: bytes, prefix: str) -> Any:
+def _document(value: bytes, prefix: str, schema_text: SchemaText | None) -> Any:
     """Return what an event says of its position: a value in JSON, or the first binary fields."""
     if value[:1] != wire.MAGIC:
         return json.loads(value)
@@ -157,7 +173,29 @@ def _document(value: bytes, prefix: str) -> Any:
         return protobuf.first_fields(content)
     from services.bridge.events.formats import avro
 
-    return {} if avro.is_of_debezium(content, prefix) else avro.first_fields(content)
+    found = avro.first_fields(content)
+    if position_of_row(found) is None or _is_flat_row(value, content, prefix, schema_text):
+        return found
+    return {}
+
+
+def _is_flat_row(value: bytes, content: bytes, prefix: str, schema_text: SchemaText | None) -> bool:
+    """Tell whether a value with the first fields of a flat row is one, by its writer's schema.
+
+    Debezium's values begin with columns, whose values may look like these fields.
+    """
+    from services.bridge.events.formats import avro
+
+    if schema_text is not None:
+        return avro.begins_flat_rows(schema_text(wire.schema_id(value) or 0))
+    if not avro.may_be_of_debezium(content, prefix):
+        return True
+    raise OperatorNeeded(
+        "a record may be a flat row of this bridge, or an event of Debezium: only the schema "
+        "registry tells, and none is set",
+        operation="read the position of a record",
+        hint="set registry.url, and kafka.value_format as it was when the record was written",
+    )
 
 
 def position_in_headers(headers: AnyHeaders) -> EventPosition | None:

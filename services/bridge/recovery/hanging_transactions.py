@@ -296,7 +296,8 @@ def _first_position(
 
 def _position(topics: Topics, message: Message) -> EventPosition | None:
     record = record_of(message)
-    return position_of_record(record, topics.prefix, outbox=topics.is_outbox(record.topic))
+    outbox, schema_text = topics.is_outbox(record.topic), topics.schema_text
+    return position_of_record(record, topics.prefix, outbox=outbox, schema_text=schema_text)
 
 
 def shown(topics: Topics, stuck: Container[Partition] = ()) -> Iterable[EventPosition]:

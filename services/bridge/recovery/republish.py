@@ -126,7 +126,10 @@ def _judge_range(
         return Judged(problem="the topic is gone, or Kafka does not show it to the bridge")
     outbox = topics.is_outbox(topic)
     terms = terms._replace(
-        own=topic in topics.own(), outbox=outbox, shared=outbox and not topics.outbox_is_ours
+        own=topic in topics.own(),
+        outbox=outbox,
+        shared=outbox and not topics.outbox_is_ours,
+        schema_text=topics.schema_text,
     )
     there = _read(topics, noted, while_waiting, committed=False)
     return judge_range(noted, there, _read(topics, noted, while_waiting, committed=True), terms)

@@ -17,6 +17,7 @@ from services.bridge.recovery.event_positions import (
     EventPosition,
     KafkaRecord,
     Lost,
+    SchemaText,
     has,
     is_settling,
     position_of_record,
@@ -28,7 +29,8 @@ class Terms(NamedTuple):
     """The evidence by which a noted range of records is judged.
 
     `covers`: the furthest record, visible or noted. `own`: nobody else writes to the topic.
-    `outbox`: its messages may be of an outbox; `shared`: of another bridge's too.
+    `outbox`: its messages may be of an outbox; `shared`: of another bridge's too. `schema_text`: of
+    the schema registry, where there is one.
     """
 
     prefix: str
@@ -37,6 +39,7 @@ class Terms(NamedTuple):
     own: bool = False
     outbox: bool = False
     shared: bool = False
+    schema_text: SchemaText | None = None
 
 
 class Judged(NamedTuple):
@@ -133,7 +136,9 @@ def _positioned(
     for record in records:
         if is_settling(record.key, record.value):
             continue
-        position = position_of_record(record, terms.prefix, outbox=terms.outbox)
+        position = position_of_record(
+            record, terms.prefix, outbox=terms.outbox, schema_text=terms.schema_text
+        )
         if record.offset in pieces:
             position = pieces[record.offset]
             if position is None:

@@ -98,6 +98,8 @@ class Topics:
         self._partitions: dict[str, int] = {}
         self._replicas: dict[str, int] = {}
         self.brokers = 0
+        self.schema_text: Callable[[int], str] | None = None
+        """Returns the schema by which a record was written, where there is a schema registry."""
         self.leaderless: frozenset[Partition] = frozenset()
         self._configs = Configs(self.admin, settings)
 

@@ -1,6 +1,7 @@
 """Converters of a connector as formats and a registry, and keys as Kafka Connect writes them."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,14 +10,15 @@ from schemas import wire
 from schemas.errors import OperatorNeeded
 from schemas.naming import Naming
 from schemas.settings import Settings
-from schemas.shaping import RouteSettings, ShapingSettings
+from schemas.shaping import FlatSettings, RouteSettings, ShapingSettings
 from services.bridge.adoption.connector import connector_of
 from services.bridge.adoption.converters import APICURIO, CONFLUENT, Converted, converted
 from services.bridge.adoption.decoding import decoder, form_of
 from services.bridge.adoption.translation import differences, translate
+from services.bridge.events import fields
 from services.bridge.events.formats import avro, connect, connect_keys
 from services.bridge.events.topic_owners import TopicOwners
-from services.bridge.recovery.event_positions import position_of
+from services.bridge.recovery.event_positions import KafkaRecord, position_of, position_of_record
 from tests.bridge.adoption.test_connector import CONFIG, WORKER
 
 JSON = "org.apache.kafka.connect.json.JsonConverter"
@@ -208,11 +210,44 @@ def test_avro_is_read_by_its_writers_schema() -> None:
     assert forms == ["avro", "json_schema_envelope", "json", None, None]
 
 
+LIKE_A_FLAT_ROW = b"\2\2c\2\n\2\x0c\2\x0e\0\x163.7.0.Final\x14postgresql\4pa"
+"""Debezium's event of a row that begins with 'c', and NULL or numbers behind it."""
+FLAT_OF_DEBEZIUM = b"\2\2c\2\n\2\x0c\2\x0e\2\2d"
+"""The same by ExtractNewRecordState, which does not name the connector."""
+
+
+def written_by(*names: str) -> Callable[[int], str]:
+    own = [{"name": name, "type": ["null", "long"]} for name in names]
+    return {1: json.dumps({"type": "record", "name": "Value", "fields": own})}.__getitem__
+
+
 def test_debeziums_avro_has_no_position_of_the_bridge() -> None:
-    """An insert, an update, and a row whose first columns look like fields of a flat row."""
+    """An insert, an update, and rows whose first columns look like fields of a flat row."""
     for content in (
         b"\0\2\2\n\0\x08none\0\0062026-11-27T07:01:37.485512Z\2\2\x163.7.0.Final\x14postgresql\4pa",
         b"\2\4\n\0\x08none\0\0061970-01-01T00:00:00.000000Z\0\0\x163.7.0.Final\x14postgresql\4pa",
-        b"\2\2c\2\n\2\x0c\2\x0e\0\x163.7.0.Final\x14postgresql\4pa",
     ):
         assert position_of(wire.head(1) + content, "pa", own=False) is None
+    for content in (LIKE_A_FLAT_ROW, FLAT_OF_DEBEZIUM):
+        value = wire.head(1) + content
+        for names in (["before", "after"], ["__op", "a", "b", "c"], ["__op"]):
+            found = position_of(value, "pa", own=False, schema_text=written_by(*names))
+            assert found is None, names
+
+
+def test_only_the_writers_schema_tells_flat_rows_from_debeziums_events() -> None:
+    """Also where the columns of a flat row look like the source of Debezium's events."""
+    value = wire.head(1) + LIKE_A_FLAT_ROW
+    ours = written_by("__op", "__commit_lsn", "__seq", "__timeline", "a")
+    assert position_of(value, "pa", own=False, schema_text=ours) == (5, 6, 7)
+    with pytest.raises(OperatorNeeded, match="only the schema registry tells"):
+        position_of(value, "pa", own=False)
+    with pytest.raises(OperatorNeeded, match=r"topic pa\.public\.t, offset 12"):
+        record = KafkaRecord("pa.public.t", 12, None, value)
+        position_of_record(record, "pa", outbox=False)
+    columns = {name: connect.needed(connect.STRING) for name in ("kind", "system")}
+    schema = connect.flat("pa.public.t", fields.schemas(FlatSettings()), columns)
+    row = {"__op": "c", "__commit_lsn": 5, "__seq": 6, "__timeline": 7, "__deleted": "false"}
+    made = avro.serializer(schema, 1)(json.dumps({**row, "kind": "postgresql", "system": "pa"}))
+    text = avro.schema_text(schema)
+    assert position_of(made, "pa", own=False, schema_text={1: text}.__getitem__) == (5, 6, 7)

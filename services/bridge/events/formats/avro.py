@@ -107,14 +107,23 @@ def first_fields(content: bytes) -> dict[str, Any]:
     return found if flat else {"op": found["op"], "source": found["source"]}
 
 
-def is_of_debezium(content: bytes, prefix: str) -> bool:
-    """Tell whether a value is an event of Debezium, which begins with its rows.
+def may_be_of_debezium(content: bytes, prefix: str) -> bool:
+    """Tell whether a value that has the first fields of a flat row may be an event of Debezium.
 
-    Their columns could be taken for the first fields of a flat row. A flat row has no connector
-    with its name right behind it: there each is a union, with a byte before it.
+    Those events begin with their rows, whose columns may look like these fields, and have the
+    connector with its name right behind it. The columns of a flat row may look like that, too.
     """
-    named = _string("postgresql") + _string(prefix)
-    return content[1:2] == _PRESENT and named in content
+    return _string("postgresql") + _string(prefix) in content
+
+
+def begins_flat_rows(schema_text: str) -> bool:
+    """Tell whether a writer's schema is that of the bridge's flat rows.
+
+    Raise ValueError, TypeError or LookupError for a text that is not the schema of a record.
+    """
+    names = [field["name"] for field in json.loads(schema_text)["fields"]]
+    first = [field["name"] for field in _OF_ROWS["fields"]]
+    return names[: len(first)] == first
 
 
 def _string(text: str) -> bytes:
@@ -264,7 +273,8 @@ def _of_fields(schema: Schema) -> Convert | None:
     return changed
 
 
-_FIRST_OF_ROWS: Final = fastavro.parse_schema(
-    avro_schema(connect.flat("First", fields.schemas(FlatSettings(deletes="tombstone")), {}))
+_OF_ROWS: Final = avro_schema(
+    connect.flat("First", fields.schemas(FlatSettings(deletes="tombstone")), {})
 )
+_FIRST_OF_ROWS: Final = fastavro.parse_schema(_OF_ROWS)
 _FIRST_FIELDS: Final = fastavro.parse_schema(avro_schema(connect.FIRST_FIELDS))
