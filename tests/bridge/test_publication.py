@@ -113,7 +113,7 @@ def test_a_schema_with_a_table_without_identity_or_beside_column_lists_is_refuse
         "p", (), None, facts, identity_full=True, schemas=schemas, present={}, asked={}
     ).identity_full == (bare,)
     listed = Members(False, {("public", "a"): TableOptions(columns=("id",))}, (), True)
-    with pytest.raises(SetupError, match="column lists"):
+    with pytest.raises(SetupError, match="a column list"):
         changes(
             "p",
             {("public", "a")},
@@ -242,6 +242,35 @@ def test_whole_schemas_come_and_go_while_the_bridge_runs(
         fresh.start().streaming()
         assert "the publication differs" not in fresh.output
         assert fresh.stop() == 0, fresh.output
+
+
+def test_a_whole_schema_takes_the_place_of_column_lists_in_one_step(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """PostgreSQL refuses a schema only beside column lists that stay."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA sales; CREATE TABLE sales.b (id int PRIMARY KEY, v int)")
+        connection.execute("CREATE TABLE a (id int PRIMARY KEY, v int)")
+        bridge = new_bridge(conninfo, tables=["public.a", "sales.b"])
+        options(bridge, column_lists={"*.*": ["id"]})
+        assert run(bridge, "--yes").returncode == 0
+        settings = yaml.safe_load(bridge.config.read_text(encoding="utf-8"))
+        del settings["source"]["column_lists"]
+        bridge.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        want(bridge, "public.a", "sales.*")
+        refused = run(bridge, "--yes")
+        assert refused.returncode == ExitCode.SERVER_SETTING and "public.a" in refused.stderr
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="column list"):
+            connection.execute(
+                f"ALTER PUBLICATION {bridge.publication} DROP TABLE sales.b;"
+                f"ALTER PUBLICATION {bridge.publication} ADD TABLES IN SCHEMA sales".encode()
+            )
+        options(bridge, column_lists={})
+        told = answer(run(bridge, "--yes", "--json"))
+        assert (told["added_schemas"], told["replaced"]) == (["sales"], ["public.a"])
+        assert told["unfiltered"] == ["sales.b"]
+        assert answer(run(bridge, "--yes", "--json"))["statements"] == []
 
 
 def ids(bridge: Bridge, topic: str) -> set[int]:

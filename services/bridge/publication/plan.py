@@ -105,7 +105,8 @@ def changes(
     Raises SettingsError or SetupError where that is not possible.
     """
     schemas = schemas or {}
-    _require_changeable(publication, wanted, schemas, found)
+    options, present = options or {}, present or {}
+    _require_changeable(publication, wanted, schemas, found, options)
     if missing := sorted({*wanted} - facts.keys()):
         raise _refused(
             f"there is no table {_names(missing)}",
@@ -113,7 +114,6 @@ def changes(
             "create it, or correct source.tables (lower case, unless quoted when it was made)",
         )
     published = found.tables if found is not None else {}
-    options, present = options or {}, present or {}
     set_to = _set_identities(publication, present, asked or {})
     add = tuple(sorted({*wanted} - published.keys()))
     whole = {*(found.schemas if found is not None else ())}
@@ -182,6 +182,7 @@ def _require_changeable(
     wanted: Collection[TableName],
     schemas: Mapping[str, Collection[TableName]],
     found: Members | None,
+    options: Mapping[TableName, TableOptions],
 ) -> None:
     if not wanted and not schemas:
         raise SettingsError(
@@ -197,15 +198,14 @@ def _require_changeable(
             "make a publication for single tables under another name, and start with a new slot "
             "and topic prefix; or leave tables out by shaping.exclude",
         )
-    if (
-        schemas
-        and found is not None
-        and any(one.columns is not None for one in found.tables.values())
-    ):
+    stay = {} if found is None else {t: found.tables[t] for t in wanted if t in found.tables}
+    listed = [t for t, one in stay.items() if options.get(t, one).columns is not None]
+    if schemas and listed:
         raise _refused(
-            "the publication has column lists, beside which PostgreSQL publishes no whole schema",
+            f"{_names(sorted(listed))} has a column list, beside which PostgreSQL publishes no "
+            "whole schema",
             publication,
-            "set source.column_lists to {} and run this first, without the schemas",
+            "set source.column_lists to {}, which takes the column lists away",
         )
 
 
