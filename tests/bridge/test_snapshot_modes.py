@@ -19,7 +19,6 @@ from services.bridge.runner import Runner
 from services.bridge.session_settings import SessionSettings
 from services.bridge.snapshot.progress import plan
 from tests.bridge.conftest import NewBridge
-from tests.bridge.consumer_folds import fold
 from tests.bridge.recover_process import (
     assert_later_changes_come,
     change_unseen,
@@ -29,7 +28,16 @@ from tests.bridge.recover_process import (
 )
 from tests.bridge.recover_process import fill as fill_wide
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill, read_all
+from tests.bridge.snapshots import (
+    Changes,
+    assert_folds,
+    await_chunks,
+    chunks,
+    done,
+    fill,
+    read_all,
+    told,
+)
 from tests.bridge.test_snapshot_core import OWNER, SHAPING, planned, progress, shape
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually
@@ -239,7 +247,7 @@ def test_killed_in_the_middle_of_a_snapshot_that_always_begins_anew(
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert_folds(bridge, conninfo)
-    assert max(fold(bridge, "t").reads.values()) == 4
+    assert [one.chunks for one in told(bridge)].count(1) == 4
 
 
 def test_progress_from_before_the_start_counts_for_nothing() -> None:
