@@ -116,14 +116,15 @@ class Parking:
     def _is_restored(self, state: State, record: EpochRecord) -> bool:
         """Tell whether a table is of another time than the record. One that is ahead is not judged.
 
-        A record may name a compaction, which has no tag: the table knows that then.
+        A record may name a compaction, which has no tag: it leads to the table's rows then. That
+        the table knows the snapshot is not enough: an epoch's is on its branch at first.
         """
         place = record.tables.get(state.source)
         if place is None or place.uuid != state.uuid or state.sealed[0] > record.epoch:
             return False
         if not rollback.restored(state.tagged, place.snapshot):
             return False
-        return catalog.load(self._spark, state.identifier).snapshot(place.snapshot) is None
+        return not rollback.has(catalog.load(self._spark, state.identifier), place.snapshot)
 
     def _refuse_wrong(self, name: str, state: State) -> None:
         """Park a table that was rolled back or restored; nobody counts what the latter lacks."""

@@ -51,6 +51,15 @@ def _snapshots_of(table: Any, found: Mapping[str, str]) -> dict[int, int]:
     }
 
 
+def has(table: Any, snapshot_id: int) -> bool:
+    """Tell whether a table's rows come from a snapshot: its present one, or one that led to it."""
+    snapshot = table.currentSnapshot()
+    while snapshot is not None and int(snapshot.snapshotId()) != snapshot_id:
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else table.snapshot(parent)
+    return snapshot is not None
+
+
 def restored(tagged: int | None, recorded: int | None) -> bool:
     """Tell whether a table is not the one that the record of epochs names. Pure.
 

@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,41 @@ def test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_whole(
     assert ids(pipeline) == [1, 2, 3, 5, 6, 8]
     both(pipeline, 7)
     assert ids(pipeline) == [1, 2, 3, 5, 6, 7, 8]
+
+
+def test_a_table_that_was_put_back_by_one_commit_is_parked(pipeline: Pipeline) -> None:
+    """It knows the epoch's snapshot then, which is on the epoch's branch."""
+    both(pipeline, 4)
+    recorded = pipeline.runner.record.tables[NAME].snapshot
+    with contextlib.closing(
+        sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=30)
+    ) as found:
+        found.execute(
+            "UPDATE iceberg_tables SET metadata_location = previous_metadata_location"
+            " WHERE table_namespace = ? AND table_name = 'back'",
+            [pipeline.kafka.topic_prefix],
+        )
+        found.commit()
+    assert ids(pipeline) == [1, 2, 3]
+    assert back(pipeline).snapshot(recorded) is not None
+    pipeline.restart()
+    assert NAME in pipeline.runner.parking.tables
+
+
+def test_a_record_may_name_a_compaction(pipeline: Pipeline) -> None:
+    """As one that was made after the record of epochs had been lost."""
+    pipeline.spark.sql(
+        "CALL slotbridge.system.rewrite_data_files(table => "
+        f"'{pipeline.identifier('back')}', options => map('rewrite-all', 'true'))"
+    )
+    pipeline.restart()
+    runner, compaction = pipeline.runner, catalog.snapshot_id(back(pipeline))
+    record, state = runner.record, runner.states[NAME]
+    place = record.tables[NAME]
+    assert compaction not in (None, place.snapshot)
+    for snapshot, restored in ((compaction, False), (place.snapshot, False), (7, True)):
+        named = replace(record, tables={NAME: place._replace(snapshot=snapshot)})
+        assert runner.parking._is_restored(state, named) == restored, snapshot
 
 
 SUMS = {"totals": {"source": NAME, "group_by": ["id"], "sums": {"total": "id"}}}
