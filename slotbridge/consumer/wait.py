@@ -1,5 +1,6 @@
 """Read your writes: waits until Kafka, or the tables, have what was committed up to a position."""
 
+import http.client
 import json
 import math
 import urllib.error
@@ -57,8 +58,10 @@ def wait_for(
         raise _refused(error, url, within) from error
     except OSError as error:
         raise _not_yet(str(error), url, within) from error
+    except http.client.HTTPException as error:
+        raise _foreign(f"no answer of HTTP: {error!r}", url, within) from error
     if found.get("in") != within or "timeline" not in found:
-        raise _not_yet("the answer there is not that of this program", url, within)
+        raise _foreign("it is not an answer of this program", url, within)
     return Waited(found["timeline"], sorted(found.get("parked", ())))
 
 
@@ -75,6 +78,17 @@ def _refused(error: urllib.error.HTTPError, url: str, within: str) -> Slotbridge
             exit_code=ExitCode.TIMELINE,
         )
     return _not_yet(reason, url, within)
+
+
+def _foreign(reason: str, url: str, within: str) -> Retryable:
+    setting = "bridge.http_port" if within == "kafka" else "tables.http_port"
+    return Retryable(
+        f"something else answers, so that nothing is known of the changes: {reason}",
+        operation=_OPERATION,
+        subject=url,
+        hint=f"give the URL of the port that {setting} sets",
+        exit_code=ExitCode.DEADLINE,
+    )
 
 
 def _not_yet(reason: str, url: str, within: str) -> Retryable:

@@ -2,6 +2,7 @@
 
 import math
 import platform
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -127,13 +128,20 @@ class Metrics:
     ) -> None:
         """Answer /metrics, and `pages` (path -> WSGI application).
 
-        Raise SetupError when the port is taken.
+        Raise SetupError when the port is taken, or where the host is unknown.
         """
         if tables.http_port is None:
             return
         try:
             application = self._with_probes(make_wsgi_app(self.registry), pages)
             server = serve_pages(tables.http_host, tables.http_port, application)
+        except socket.gaierror as error:
+            raise SetupError(
+                "the host of /metrics is unknown",
+                operation="serve metrics",
+                subject=tables.http_host,
+                hint="set tables.http_host to an address of this machine, as 0.0.0.0",
+            ) from error
         except OSError as error:
             raise SetupError(
                 "the port of /metrics is taken",

@@ -122,9 +122,9 @@ class Parking:
         place = record.tables.get(state.source)
         if place is None or place.uuid != state.uuid or state.sealed[0] > record.epoch:
             return False
-        if not rollback.restored(state.tagged, place.snapshot):
+        if place.snapshot is None or not rollback.restored(state.tagged, place.snapshot):
             return False
-        return not rollback.has(catalog.load(self._spark, state.identifier), place.snapshot)
+        return not rollback.comes_from(catalog.load(self._spark, state.identifier), place.snapshot)
 
     def _refuse_wrong(self, name: str, state: State) -> None:
         """Park a table that was rolled back or restored; nobody counts what the latter lacks."""

@@ -51,7 +51,7 @@ def _snapshots_of(table: Any, found: Mapping[str, str]) -> dict[int, int]:
     }
 
 
-def has(table: Any, snapshot_id: int) -> bool:
+def comes_from(table: Any, snapshot_id: int) -> bool:
     """Tell whether a table's rows come from a snapshot: its present one, or one that led to it."""
     snapshot = table.currentSnapshot()
     while snapshot is not None and int(snapshot.snapshotId()) != snapshot_id:

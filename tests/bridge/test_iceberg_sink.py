@@ -160,8 +160,10 @@ def test_each_event_is_appended_once_through_changes_and_kills(
         bridge.start().streaming()
         sink.start()
         events += changed(source, CHANGES[4:])
-        bridge.caught_up()
         arrived(sink, events)
+        events += changed(source, [(FILL.format(601, 601), 1)])  # what is late comes before it
+        arrived(sink, events)
+        bridge.caught_up()
         assert bridge.stop() == 0
     finally:
         sink.kill()

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -108,16 +109,36 @@ def test_no_request_is_answered_before_all_pages_are_there(
         assert b"slottables_" in found.read()
 
 
-@pytest.mark.parametrize("text", [b"# HELP slottables_rows", b"{}", b'{"in": "kafka"}'])
+@pytest.mark.parametrize(
+    "text", [b"# HELP slottables_rows", b"{}", b'{"in": "kafka"}', b'{"in": "tables"}']
+)
 def test_an_answer_of_something_else_is_no_yes(text: bytes) -> None:
     def answer(_environ: Any, start: Any) -> list[bytes]:
         start("200 OK", [])
         return [text]
 
     server = serve_pages("127.0.0.1", 0, answer)
-    with pytest.raises(Retryable, match="not that of this program"):
-        wait_for(f"http://127.0.0.1:{server.server_port}", "0/64", within="tables")
-    server.shutdown()
+    try:
+        with pytest.raises(Retryable, match="something else answers"):
+            wait_for(f"http://127.0.0.1:{server.server_port}", "0/64", within="tables")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_answer_that_is_not_http_is_no_yes() -> None:
+    def greet(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            connection.recv(4096)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        greeting = threading.Thread(target=greet, args=(server,))
+        greeting.start()
+        with pytest.raises(Retryable, match="something else answers"):
+            wait_for(f"http://127.0.0.1:{server.getsockname()[1]}", "0/64")
+        greeting.join(20)
 
 
 @pytest.fixture

@@ -15,9 +15,14 @@ whole old row under FULL; one with the key of another time could make two rows o
 from collections.abc import Collection
 from typing import Final
 
+from schemas.errors import SettingsError
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.pgoutput.messages import Relation
 from services.postgres.publications import PrimaryKey
 
 _XIDS: Final = 2**32
+_CUT: Final = ("time", "timestamp")
+_MILLISECONDS_DIGITS: Final = 3
 
 
 def key_columns(
@@ -46,3 +51,21 @@ def settled(xid: int, found: PrimaryKey | None) -> bool:
         return True
     # Made after `xid`: among the xids that were given out since. Transaction ids are circular.
     return not 0 < (found.made_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
+
+
+def require_told_apart(relation: Relation, encoders: Encoders) -> None:
+    """Raise SettingsError if two keys of a table would become one, as the settings write them."""
+    if encoders.settings.time_precision != "connect":
+        return
+    for column in relation.columns:
+        found, typmod = encoders.base(column.type_oid, column.typmod)
+        cut = found is not None and found.name in _CUT and not 0 <= typmod <= _MILLISECONDS_DIGITS
+        if column.key and cut:
+            raise SettingsError(
+                f"column {column.name} of the key of {relation.schema}.{relation.table} has "
+                "microseconds, which bridge.time_precision: connect cuts: two keys may become one",
+                operation="describe a table",
+                subject="bridge.time_precision",
+                hint="choose another bridge.time_precision, or a key without that column "
+                "(shaping.keys)",
+            )

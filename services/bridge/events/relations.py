@@ -17,7 +17,7 @@ from schemas.schema_events import Column, SchemaEvent
 from services.bridge.events.description import Described
 from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
-from services.bridge.events.keys import key_columns, settled
+from services.bridge.events.keys import key_columns, require_told_apart, settled
 from services.bridge.events.missing_values import MissingValues, missing_values, renumbered
 from services.bridge.events.rows import encoder_of
 from services.bridge.events.schema_events import Shapes
@@ -86,6 +86,7 @@ class Relations:
             table = plan.relation.schema, plan.relation.table
             self._owners.claim(table, plan.topic, stamp.commit_lsn)
             certain = self._learn_types(plan.relation, stamp.xid) and certain
+            require_told_apart(plan.relation, self._encoders)
             if plan.large_values:
                 found = limits(plan, self._encoders, self._deposit)
                 plan = replace(plan, limits=found)

@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.errors import SettingsError
 from schemas.events import UNAVAILABLE
 from schemas.settings import ValueSettings
+from services.bridge.events.keys import require_told_apart
 from services.bridge.events.values.encoders import _EXTENSIONS, _TEXT_EXTENSIONS, Encoders
+from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.pgoutput.pg_types import TYPE_NAMES
 from services.bridge.pgoutput.type_names import PgType
 from tests.bridge.values.forms import DEBEZIUM, OIDS, encoder, form, numeric
@@ -287,3 +290,19 @@ def test_an_hstore_that_the_wal_lacks() -> None:
     encoders = Encoders(ValueSettings(hstore_handling="map"))
     encoders.learn([PgType(FIRST, "public", "hstore", extension="hstore")])
     assert json.loads(encoders.of(FIRST, -1).unavailable) == {UNAVAILABLE: UNAVAILABLE}
+
+
+@pytest.mark.parametrize(
+    ("kind", "typmod", "refused"),
+    [("timestamp", -1, True), ("time", 6, True), ("timestamp", 3, False), ("date", -1, False)],
+)
+def test_keys_that_would_be_cut_are_refused(kind: str, typmod: int, *, refused: bool) -> None:
+    """Two rows within a millisecond would have one key."""
+    for key, precision in ((True, "connect"), (False, "connect"), (True, "microseconds")):
+        columns = (RelationColumn("at", OIDS[kind], typmod, key),)
+        encoders = Encoders(ValueSettings.model_validate({"time_precision": precision}))
+        expected: Any = contextlib.nullcontext()
+        if refused and key and precision == "connect":
+            expected = pytest.raises(SettingsError, match="two keys may become one")
+        with expected:
+            require_told_apart(Relation(1, "public", "t", "d", columns), encoders)
