@@ -161,7 +161,7 @@ def test_each_event_is_appended_once_through_changes_and_kills(
         sink.start()
         events += changed(source, CHANGES[4:])
         arrived(sink, events)
-        events += changed(source, [(FILL.format(601, 601), 1)])  # what is late comes before it
+        events += changed(source, [(FILL.format(701, 701), 1)])  # what is late comes before it
         arrived(sink, events)
         bridge.caught_up()
         assert bridge.stop() == 0
