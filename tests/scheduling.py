@@ -20,8 +20,10 @@ _LONGEST_FIRST: Final = (
     "tests/failover/",
     "tests/bridge/",
 )
-_OWN_SPARK: Final = (f"{_SPARK}test_drill.py", f"{_SPARK}test_cluster.py")
-"""They start Spark themselves, so that they need no session."""
+_OWN_SPARK: Final = tuple(
+    f"{_SPARK}test_{name}.py" for name in ("drill", "cluster", "cluster_audit")
+)
+"""They start Spark themselves, and need the session not at all, or for one pipeline."""
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
