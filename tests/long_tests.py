@@ -128,7 +128,7 @@ LONG: Final = (
     f"{_TABLES}test_job.py::"
     "test_meetings_with_another_writer_end_it_only_when_nothing_comes_between",
     f"{_TABLES}test_index_upkeep.py::test_an_index_is_bounded_by_its_table",
-    f"{_TABLES}test_formats.py::test_all_types_and_changes_are_in_the_tables[json_schema]",
+    f"{_TABLES}test_formats.py::test_all_types_and_changes_are_in_the_tables[json_schema",
     f"{_BRIDGE}adoption/test_adopt_formats.py::"
     "test_topics_with_schemas_are_continued_key_by_key[mixed]",
     f"{_BRIDGE}test_snapshot_many_tables.py::"

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg.conninfo import conninfo_to_dict
@@ -61,6 +60,8 @@ class IcebergSink(SinkWorker):
             "iceberg.tables.evolve-schema-enabled": "true",
             **sink,
         }
+        import pyspark  # not at the top: other Pythons collect the tests without it
+
         of_spark = Path(pyspark.__file__).parent / "jars"
         hadoop = [*of_spark.glob("hadoop-client-*.jar"), *of_spark.glob("commons-logging-*.jar")]
         groups = [jars.class_path(group) for group in ("connect-iceberg", "connect-avro")]
