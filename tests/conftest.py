@@ -30,6 +30,7 @@ from hypothesis import settings
 
 from schemas.errors import SetupError
 from services.testbed.other_postgres import major_of
+from services.testbed.registry import Registry, registry
 from tests.long_tests import is_long
 from tests.progress import Progress
 from tests.providers import databases
@@ -104,6 +105,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.fixture(scope="session")
 def servers() -> None:
     """Request this where a server, or Java, is started: it marks the test."""
+
+
+@pytest.fixture(scope="module")
+def schemas(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A schema registry for the tests of a file that do not stop it."""
+    with registry(tmp_path_factory.mktemp("registry")) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import io
 import json
 import tempfile
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField
 
 from services.bridge.events.formats.protobuf import message_class
-from services.testbed.registry import Registry, registry
+from services.testbed.registry import Registry
 from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import read_committed
 from tests.bridge.test_cloud_events import read
@@ -28,12 +27,6 @@ CHANGES = (
     "UPDATE t SET note = NULL WHERE id = 3",
     "DELETE FROM t WHERE id = 4",
 )
-
-
-@pytest.fixture(scope="module")
-def schemas(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    with registry(tmp_path_factory.mktemp("registry")) as made:
-        yield made
 
 
 def schema_text(url: str) -> str:

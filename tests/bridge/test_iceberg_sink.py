@@ -1,7 +1,7 @@
 """Iceberg's own sink in a real Kafka Connect appends each event once (docs/FORMATS.md)."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +23,6 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from services.testbed.registry import Registry, registry
 from tests.bridge.running import Bridge
 from tests.bridge.test_jdbc_sink import AVRO, FILL, JSON, TABLES, run
 from tests.bridge.values.forms import DEBEZIUM
@@ -104,12 +103,6 @@ CASES: Final = {
         *("avro", "adaptive", FLAT), {**MADE, "since": "int", "at": "long", "wakes_at": "long"}
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def schemas(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    with registry(tmp_path_factory.mktemp("registry")) as made:
-        yield made
 
 
 @pytest.mark.parametrize("case", CASES)

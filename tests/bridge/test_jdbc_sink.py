@@ -1,14 +1,13 @@
 """Debezium's JDBC sink in a real Kafka Connect keeps another PostgreSQL's tables equal."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from services.testbed.registry import Registry, registry
+from services.testbed.registry import Registry
 from tests.bridge.running import Bridge
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker, Provider, Server
@@ -47,12 +46,6 @@ AVRO = {
     ".apicurio.registry.as-confluent": "true",
     ".apicurio.registry.use-id": "contentId",
 }
-
-
-@pytest.fixture(scope="module")
-def schemas(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    with registry(tmp_path_factory.mktemp("registry")) as made:
-        yield made
 
 
 @pytest.mark.parametrize("form", ["json_schema_envelope", "avro"])

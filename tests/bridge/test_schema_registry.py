@@ -42,13 +42,6 @@ Pairs = list[tuple[Any, Any]]
 Read = Callable[[bytes, str, MessageField], Any]
 
 
-@pytest.fixture(scope="module")
-def schemas(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A registry for the tests that do not stop it."""
-    with registry(tmp_path_factory.mktemp("registry")) as made:
-        yield made
-
-
 class Source:
     """A database, and bridges on it."""
 

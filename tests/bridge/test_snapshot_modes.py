@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -33,6 +32,7 @@ from tests.bridge.snapshots import (
     DONE,
     Changes,
     assert_folds,
+    await_chunks,
     chunks,
     done,
     fill,
@@ -243,7 +243,7 @@ def test_killed_in_the_middle_of_a_snapshot_that_always_begins_anew(
         for _ in range(3):
             before = chunks(bridge)
             bridge.start().streaming()
-            eventually(partial(more_chunks, bridge, before + 5), what="five chunks", timeout_s=60)
+            await_chunks(bridge, before + 5, or_all=False)
             bridge.kill()
         passes = bridge.output.count(DONE)  # one may be done before it is killed
         bridge.start().streaming()
@@ -252,11 +252,6 @@ def test_killed_in_the_middle_of_a_snapshot_that_always_begins_anew(
     assert bridge.stop() == 0, bridge.output
     assert_folds(bridge, conninfo)
     assert [one.chunks for one in told(bridge)].count(1) == 4
-
-
-def more_chunks(bridge: Bridge, count: int) -> bool:
-    """Whether Kafka has so many records of progress, also after a pass that was done."""
-    return chunks(bridge) >= count
 
 
 def test_progress_from_before_the_start_counts_for_nothing() -> None:

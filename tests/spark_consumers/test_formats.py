@@ -1,7 +1,6 @@
 """Tables from topics in each format: a real database, bridge, Kafka, schema registry and Spark."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +79,6 @@ def rows_in(form: str) -> str:
         assert old in text
         text = text.replace(old, new)
     return text
-
-
-@pytest.fixture(scope="module")
-def schemas(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A registry for the tests that do not stop it."""
-    with registry(tmp_path_factory.mktemp("registry")) as made:
-        yield made
 
 
 def both(form: str) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from collections.abc import Collection
 from typing import Final
 
 from schemas.errors import SettingsError
+from services.bridge.events.values.datetimes import in_milliseconds
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation
 from services.postgres.publications import PrimaryKey
 
 _XIDS: Final = 2**32
 _CUT: Final = ("time", "timestamp")
-_MILLISECONDS_DIGITS: Final = 3
 
 
 def key_columns(
@@ -57,10 +57,9 @@ def require_told_apart(relation: Relation, encoders: Encoders) -> None:
     """Raise SettingsError if two keys of a table would become one, as the settings write them."""
     if encoders.settings.time_precision != "connect":
         return
-    for column in relation.columns:
+    for column in (one for one in relation.columns if one.key):
         found, typmod = encoders.base(column.type_oid, column.typmod)
-        cut = found is not None and found.name in _CUT and not 0 <= typmod <= _MILLISECONDS_DIGITS
-        if column.key and cut:
+        if found is not None and found.name in _CUT and not in_milliseconds(typmod):
             raise SettingsError(
                 f"column {column.name} of the key of {relation.schema}.{relation.table} has "
                 "microseconds, which bridge.time_precision: connect cuts: two keys may become one",

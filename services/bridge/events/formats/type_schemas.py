@@ -15,13 +15,13 @@ from typing import Final
 from schemas.settings import ValueSettings
 from services.bridge.events.formats import connect
 from services.bridge.events.formats.connect import SEMANTIC, STRING, TIME, Schema
+from services.bridge.events.values.datetimes import in_milliseconds
 from services.bridge.events.values.decimals import precision_and_scale
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.type_names import PgType, built_in
 
 Choose = Callable[[ValueSettings, int], Schema]
 _UNBOUNDED_BITS: Final = 2**31 - 1
-_MILLISECONDS_DIGITS: Final = 3
 
 
 def column_schema(encoders: Encoders, oid: int, typmod: int) -> Schema:
@@ -79,7 +79,7 @@ def _time(settings: ValueSettings, typmod: int) -> Schema:
     mode = settings.time_precision
     if mode == "isostring":
         return connect.plain("string", f"{TIME}.IsoTime")
-    if mode == "connect" or (mode == "adaptive" and 0 <= typmod <= _MILLISECONDS_DIGITS):
+    if mode == "connect" or (mode == "adaptive" and in_milliseconds(typmod)):
         return connect.plain("int32", f"{_namespace(settings)}.Time")
     return connect.plain("int64", f"{TIME}.{'Nano' if mode == 'nanoseconds' else 'Micro'}Time")
 
@@ -88,7 +88,7 @@ def _timestamp(settings: ValueSettings, typmod: int) -> Schema:
     mode = settings.time_precision
     if mode == "isostring":
         return connect.plain("string", f"{TIME}.IsoTimestamp")
-    if mode == "connect" or (mode.startswith("adaptive") and 0 <= typmod <= _MILLISECONDS_DIGITS):
+    if mode == "connect" or (mode.startswith("adaptive") and in_milliseconds(typmod)):
         return connect.plain("int64", f"{_namespace(settings)}.Timestamp")
     unit = "Nano" if mode == "nanoseconds" else "Micro"
     return connect.plain("int64", f"{TIME}.{unit}Timestamp")

@@ -125,8 +125,13 @@ def timetz(value: bytes) -> str:
     return f'"{clock}{f".{fraction:06d}".rstrip("0") if fraction else ""}Z"'
 
 
+def in_milliseconds(typmod: int) -> bool:
+    """Tell whether a time or timestamp of this type modifier has at most three digits."""
+    return 0 <= typmod <= _MILLISECONDS_DIGITS
+
+
 def _unit(precision: str, typmod: int, *adaptive: str) -> Unit:
-    if precision in adaptive and 0 <= typmod <= _MILLISECONDS_DIGITS:
+    if precision in adaptive and in_milliseconds(typmod):
         return _MILLISECONDS
     if precision == "connect":
         return _MILLISECONDS
