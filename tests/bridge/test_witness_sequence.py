@@ -4,18 +4,21 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+import psutil
 import psycopg
 import pytest
 from psycopg import sql
 
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
+from services.bridge.failpoints import VARIABLE
 from services.failover.observe.bridge_positions import read_positions
 from tests.bridge.conftest import NewBridge
 from tests.bridge.evidence.ground import refusal
 from tests.bridge.evidence.test_refusals_at_start import drop_progress, put, run_once
 from tests.bridge.running import Bridge
 from tests.bridge.test_failover import promote
+from tests.bridge.test_fenced_server import unready
 from tests.bridge.test_privileges import _status
 from tests.bridge.test_teardown import teardown
 from tests.conftest import NewPair
@@ -334,4 +337,25 @@ def run(bridge: Bridge, admin: str, rows: range) -> None:
     bridge.caught_up(admin)
     lsn = bridge.progress()[-1].origin_lsn
     eventually(lambda: bridge.progress()[-1].origin_lsn > lsn, what="the record notes it")
+    assert bridge.stop() == 0, bridge.output
+
+
+def test_readiness_waits_until_the_first_heartbeat_was_written(
+    admin: str, new_bridge: NewBridge
+) -> None:
+    """A lock keeps the session from moving its witness; it streams all the same."""
+    bridge = new_bridge(admin, witness="sequence", http_port=0)
+    assert bridge.start().streaming().stop() == 0, bridge.output
+    with psycopg.connect(admin) as lock:
+        bridge.start(**{VARIABLE: "started:1:stop"})
+        process = psutil.Process(bridge.pid)
+        stopped = psutil.STATUS_STOPPED
+        eventually(lambda: process.status() == stopped, what="it is about to stream")
+        lock.execute(f"ALTER SEQUENCE {sequence_of(bridge)} CACHE 1".encode())
+        process.resume()
+        bridge.streaming()
+        assert "no heartbeat of this session" in unready(bridge)
+        lock.rollback()
+    eventually(lambda: unready(bridge) == "", what="the first heartbeat is judged")
+    assert bridge.sessions == 2, bridge.output
     assert bridge.stop() == 0, bridge.output

@@ -47,6 +47,8 @@ class Heartbeat:
         self._slot = slot
         self._patience_s = patience_ms / 1000
         self._unjudged_since: float | None = None
+        self._judged = False
+        """Whether a heartbeat of this session was performed: until then nothing is proven."""
         self.read_only = False
         """Whether the server took no writes at the last heartbeat."""
         self.held: Callable[[], metrics.Held] = metrics.Held
@@ -66,6 +68,8 @@ class Heartbeat:
         """Why the server sends no commits, or may send none unnoticed; "" while it does."""
         if self._unjudged_since is not None:
             return f"not judged: {_CHECKS}: the server lets no SQL session be opened"
+        if not self._judged:
+            return f"not judged: {_CHECKS}: no heartbeat of this session was performed yet"
         if not self._withheld_by:
             return ""
         return f"the server withholds commits until a standby has them: {self._withheld_by[0]}"
@@ -83,7 +87,7 @@ class Heartbeat:
         else:
             if self._unjudged_since is not None:
                 logger.info("an SQL session could be opened: all is judged again", slot=self._slot)
-            self._unjudged_since = None
+            self._unjudged_since, self._judged = None, True
             self.due = time.monotonic() + self.interval_s
 
     def _perform(self, primary: Primary, ledger: Ledger) -> None:
