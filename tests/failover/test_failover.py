@@ -129,6 +129,17 @@ def test_a_slot_that_is_not_ready_refuses_until_its_loss_is_accepted(
     write(trio.standby, trio.dbname, 1)
     await_equal(trio, trio.standby)
     assert slotfailover("failover", "--config", config, "--yes").code == 34
+    # A slot made by hand begins after these rows, and s2 has no position that would show it.
+    by_hand = "SELECT pg_create_logical_replication_slot('s2', 'pgoutput', failover => true)"
+    tell(trio.standby, by_hand, dbname=trio.dbname)
+    held = slotfailover("repoint", "--config", config, "--yes", "--json")
+    assert held.code == 30, held.err
+    (left,) = held.json["left"]
+    assert (left["subject"], "it has no position" in left["reason"]) == ("sub/s2", True), left
+    assert ask(trio.subscriber, enabled) == ["s1"]
+    taken = slotfailover("repoint", "--config", config, "--yes", "--accept-loss-of", "s2")
+    assert taken.code == 0, taken.err
+    assert ask(trio.subscriber, enabled) == ["s1", "s2"]
 
 
 def test_an_unreachable_subscriber_is_completed_by_another_run(

@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
+from services.failover.checks.blockers import fault_of
 from services.failover.checks.readiness import candidate, judge_all
+from services.failover.model.destination import Destination
 from services.failover.model.kafka_progress import KafkaProgress
-from services.failover.model.timelines import Feeding, Provenance
+from services.failover.model.timelines import Feeding, Milestone, Provenance
 from services.failover.model.view import NodeState, Reach, View
 from services.failover.plan.failover import plan_failover
+from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.request import Plan, Request
 from services.failover.plan.steps.step import Action
 from tests.failover.views import (
@@ -274,6 +277,66 @@ def test_a_slot_made_after_the_failover_is_a_gap_that_can_be_accepted() -> None:
     assert [left.exit_code for left in plan.left] == [ExitCode.WITNESSES_DISAGREE]
     accepted = plan_failover(view, Request(frozenset({"s1"})))
     assert actions(accepted) == ["repoint", "enable", "flow"]
+
+
+@pytest.mark.parametrize(
+    ("met", "goes_on"),
+    [
+        (None, False),
+        (Milestone("7000", 0, None, "db:5001"), False),
+        (Milestone("7000", 1, None, "db:5001"), False),
+        (Milestone("7001", 2, RECEIVED, "db:5002"), False),
+        (Milestone("7000", 2, RECEIVED, "db:5002"), True),
+    ],
+)
+def test_without_a_position_only_a_slot_of_a_timeline_that_fed_the_subscription_feeds_it(
+    met: Milestone | None, goes_on: bool
+) -> None:
+    """Nothing else tells whether it lacks what was committed before the slot was made by hand."""
+    found = subscription("s1", marked=True, remote_lsn=None)
+    note = met.note if met is not None else ""
+    found = replace(found, comment=f"mine {note} {Destination('7000', 'b', None, 1).mark}")
+
+    def plan_of(timeline: int, *, synced: bool = False, accepted: str = "") -> Plan:
+        seen = dead_primary(
+            subscriber("sub", found),
+            slots=(slot("s1", synced=synced), slot("kept")),
+            standby=False,
+            timeline=timeline,
+        )
+        a, b = seen.nodes
+        history = ((1, RECEIVED),) if timeline > 1 else ()
+        new = replace(b.known_state, provenance=Provenance(history=history))
+        seen = replace(seen, nodes=(a, replace(b, state=new)))
+        request = Request(frozenset({accepted} - {""}), no_newer_primary=True)
+        return plan_repoint(seen, request)
+
+    assert actions(plan_of(2, synced=True)) == ["repoint", "enable", "flow"]
+    plan = plan_of(2)
+    if goes_on:
+        assert (actions(plan), plan.left) == (["repoint", "enable", "flow"], ())
+        return
+    assert actions(plan) == ["repoint"]
+    (left,) = plan.left
+    assert left.exit_code is ExitCode.WITNESSES_DISAGREE
+    assert "it has no position" in left.reason and "the slot s1 on b" in left.reason
+    assert "--accept-loss-of s1" in left.hint and "load its tables anew" in left.hint
+    assert actions(plan_of(2, accepted="s1")) == ["repoint", "enable", "flow"]
+    if met is None or met.timeline < 2:
+        assert actions(plan_of(1)) == ["repoint", "enable", "flow"]
+
+
+def test_without_a_position_an_unreadable_history_proves_nothing() -> None:
+    note = Milestone("7000", 2, RECEIVED, "db:5002").note
+    found = subscription("s1", remote_lsn=None, enabled=False)
+    found = replace(found, comment=f"{note} {Destination('7000', 'b', None, 1).mark}")
+    told = state(slot("s1", synced=False), standby=False, timeline=2)
+    unread = replace(told, provenance=Provenance(history=None))
+    where = subscriber("sub", found)
+    fault = fault_of(where, found, node("b", unread), positions=True)
+    assert fault is not None and fault.exit_code is ExitCode.PRIVILEGE_MISSING
+    read = replace(told, provenance=Provenance(history=((1, RECEIVED),)))
+    assert fault_of(where, found, node("b", read), positions=True) is None
 
 
 def test_a_synchronized_slot_past_the_last_applied_transaction_is_no_gap() -> None:

@@ -12,7 +12,7 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError, S
 from schemas.settings import MachineSettings
 from services.failover.model.conninfo import Address
 from services.failover.model.host_commands import machine_of
-from services.failover.model.timelines import Feeding
+from services.failover.model.timelines import Feeding, Provenance
 from services.failover.model.view import Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
@@ -380,3 +380,22 @@ def test_commands_with_mistakes_are_named() -> None:
         machine_of("a", MachineSettings(stop="ssh {hots} stop"), Address("db", "", "1"))
     with pytest.raises(SettingsError, match="No closing quotation"):
         machine_of("a", MachineSettings(stop="ssh 'x"), Address("db", "", "1"))
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_subscription_made_on_the_present_timeline_goes_on_once_a_switchover_is_given_up(
+    fed: bool,
+) -> None:
+    """It has no position, and its slot was not synchronized: only the note of the run tells."""
+    fresh = subscription("s1", remote_lsn=None, fed=fed)
+    seen = pair(timeline=2, standby={"timeline": 2}, subscriptions=[fresh])
+    provenance = Provenance(history=((1, 600),))
+    states = [replace(each.known_state, provenance=provenance) for each in seen.nodes]
+    nodes = (replace(n, state=told) for n, told in zip(seen.nodes, states, strict=True))
+    seen = replace(seen, nodes=tuple(nodes))
+    (disable,) = (s for s in plan_switchover(seen, Request()).steps if s.action is Action.DISABLE)
+    half = disable.effect(seen)
+    assert not half.ours()[0][1].enabled
+    plan = plan_repoint(half, Request())
+    assert actions(plan) == (["enable"] if fed else [])
+    assert [left.exit_code for left in plan.left] == ([] if fed else [ExitCode.WITNESSES_DISAGREE])

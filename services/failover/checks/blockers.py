@@ -5,7 +5,9 @@ past the WAL that the new primary kept, and nothing was skipped between its posi
 
 The slot's confirmed_flush_lsn is often past the origin's remote_lsn without a gap: a subscriber
 confirms WAL in which nothing was for it. So a slot that was synchronized (its position is one that
-its consumer had confirmed) is trusted; one made anew on the new primary is not.
+its consumer had confirmed) is trusted; one made anew on the new primary is not. A subscription that
+has applied nothing has no position: there, only a note that this very timeline has fed it tells
+that its slot was made with it, and not by hand in place of a lost one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from services.failover.model.timelines import left_at
 if TYPE_CHECKING:
     from services.failover.model.subscription import Subscription
     from services.failover.model.view import Node, NodeState, Subscriber, View
+    from services.postgres.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +82,21 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
     state = node.known_state
     slot = state.slot(name)
     position, switch = subscription.remote_lsn, state.switch_lsn
-    if slot is None or position is None:
+    if slot is None or (position is None and slot.synced):
         return None
     if state.server.timeline > 1 and state.provenance.history is None:
+        doubt = "it has transactions that {} never had" if position is not None else "{} has fed it"
         return Blocker(
             where,
-            f"nobody can tell whether it has transactions that {node.name} never had: our role "
-            f"can't read the history of timeline {state.server.timeline}",
+            f"nobody can tell whether {doubt.format(node.name)}: our role can't read the history "
+            f"of timeline {state.server.timeline}",
             f"run sql/roles.sql on {node.name}, or connect to it as a superuser, and run this "
             "command again",
             ExitCode.PRIVILEGE_MISSING,
             name,
         )
+    if position is None:
+        return _without_position(where, subscription, node, slot)
     switch = _left_its_timeline(subscription, state, switch)
     if switch is not None and position > switch:
         return Blocker(
@@ -124,6 +130,31 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             skippable=True,
         )
     return None
+
+
+def _without_position(
+    where: str, subscription: Subscription, node: Node, slot: Slot
+) -> Blocker | None:
+    """Return why nothing proves that a slot which was not synchronized feeds all; None if it does.
+
+    On timeline 1 nobody was promoted, so no slot was lost with a primary.
+    """
+    timeline, name, met = node.known_state.server.timeline, slot.slot_name, subscription.milestone
+    own = node.milestone(met.address if met is not None else "")
+    if timeline == 1 or (met is not None and met == own):
+        return None
+    noted = f"its note says {met}" if met is not None and met.timeline else "no note says so"
+    return Blocker(
+        where,
+        f"it has no position, and the slot {name} on {node.name} was not synchronized: if it was "
+        f"made after a failover, changes from before {format_lsn(slot.confirmed_flush_lsn or 0)} "
+        f"are missing. Nothing proves that timeline {timeline} has fed it: {noted}",
+        "load its tables anew; if the subscription was made with this slot, or can do without that "
+        f"part: slotfailover repoint --accept-loss-of {name}",
+        ExitCode.WITNESSES_DISAGREE,
+        name,
+        skippable=True,
+    )
 
 
 def _left_its_timeline(

@@ -196,6 +196,7 @@ def repoint(
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
+    accept_loss_of: Accept = None,
     no_newer_primary: NoNewerPrimary = False,
 ) -> None:
     """Move subscriptions and bridge to a standby that someone else promoted; verify them.
@@ -205,7 +206,9 @@ def repoint(
     others as in docs/OPERATIONS.md.
     """
 
-    def choose_it(_cluster: Cluster, _view: View, request: Request) -> Chosen:
+    def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
+        accepted = known_slots(view, accept_loss_of)
+        request = replace(request, accept_loss_of=accepted)
         return plan_repoint, replace(request, no_newer_primary=no_newer_primary)
 
     _Order("repoint", config, yes, dry_run, as_json).give(choose_it)

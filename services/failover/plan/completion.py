@@ -46,7 +46,7 @@ from services.failover.plan.succession import doubt_now, require_newest_known, v
 
 if TYPE_CHECKING:
     from services.failover.model.subscription import Subscription
-    from services.failover.model.view import Node, Subscriber
+    from services.failover.model.view import Node, Subscriber, View
     from services.failover.plan.steps.step import Step
 
 
@@ -92,7 +92,16 @@ def detach(draft: Draft, new: Node) -> None:
         doubt = doubt_now(draft.view, draft.request, subscriber, found, new)
         anew = found.marked and doubt is None and not subscriptions.leads(found, new)
         if found.enabled or anew:
-            draft.add(subscriptions.disable(subscriber, found, new))
+            feeder = _feeder(draft.view, found)
+            draft.add(subscriptions.disable(subscriber, found, new, feeder))
+
+
+def _feeder(view: View, subscription: Subscription) -> Node | None:
+    """Return the primary that is seen to feed the subscription, None where that is not certain."""
+    node, name = view.primary, subscription.slot_name
+    if node is None or name is None or not (subscription.enabled and subscription.fed):
+        return None
+    return node if active(node, name) and not moves(subscription, node) else None
 
 
 def attach(draft: Draft, name: str) -> Plan:

@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscriber, View
 
 
-def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
-    """Stop the subscription from being fed by a primary that may come back."""
+def disable(
+    subscriber: Subscriber, subscription: Subscription, node: Node, feeder: Node | None = None
+) -> Step:
+    """Stop the subscription from being fed by a primary that may come back.
+
+    `feeder`: the primary that is seen to feed it now, whose timeline its comment then notes.
+    """
     noted = subscription.comment
-    if subscription.milestone is None:
+    if feeder is not None:
+        noted = statements.noted(noted, feeder.milestone(str(subscription.conninfo.address)))
+    elif subscription.milestone is None:
         address = str(subscription.conninfo.address)
         noted = statements.noted(noted, _cluster_of(node, subscription, address))
     comment = statements.marked(noted, _destination(node))
