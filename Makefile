@@ -29,13 +29,14 @@ demo: $(READY) ## the whole product under load: kill the primary, fail over, com
 # each time.
 # The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10, or
 # POSTGRES=/usr/lib/postgresql/17/bin, runs all else on that.
-# Then the tests without servers on every other Python 3.11 to 3.13 that is found: PYTHONS= leaves them out.
+# Then the tests without servers on the oldest and the newest other Python 3.11 to 3.13 that is found: PYTHONS= leaves
+# them out, and `make pythons` tries each.
 PYTHONS ?= 1
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 ON_SERVERS = CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST)
-test: $(READY) ## the tests on real PostgreSQL, Kafka and Spark, then `make pythons`
+test: $(READY) ## the tests on real PostgreSQL, Kafka and Spark, then those without servers on other Pythons
 	@$(ON_SERVERS) --randomly-seed=1 -m "not long" $(PYTEST_OPTIONS)
-	@$(if $(PYTHONS),$(MAKE) --no-print-directory pythons)
+	@$(if $(PYTHONS),MAKE=$(MAKE) $(BIN)/python -m tests.interpreters --ends)
 
 # With those of tests/long_tests.py, in another order and with other random data each time.
 test-long: $(READY) ## all tests: more cases and kills of what `make test` shows, in any order

@@ -33,6 +33,39 @@ _PAUSED: Final = (
     f"{_TABLES}test_writers.py::test_a_writer_that_was_paused_and_overtaken_writes_nothing"
 )
 _UPKEEP: Final = f"{_TABLES}test_index_upkeep.py::test_maintenance_and_a_restart_leave_the_index"
+_PARKED: Final = f"{_TABLES}test_parked.py::"
+_RETURNS: Final = (
+    f"{_PARKED}test_the_others_go_on_and_a_parked_table_comes_back_with_all_that_it_lacks"
+)
+_PARKED_KILLED: Final = f"{_PARKED}test_a_kill_while_a_table_is_parked_or_returns_changes_nothing"
+_CANCELLED: Final = f"{_TABLES}test_cancelled_rebuilds.py::"
+_IN_THE_MIDDLE: Final = (
+    f"{_CANCELLED}test_it_is_cancelled_in_the_middle_of_a_part_or_of_the_last_epoch"
+)
+_STAYS: Final = f"{_CANCELLED}test_a_parked_table_stays_parked_when_its_rebuild_is_cancelled"
+_REBUILDS: Final = f"{_TABLES}test_rebuilds.py::"
+_WHOLE: Final = f"{_REBUILDS}test_the_others_go_on_and_readers_have_the_old_table_until_it_is_whole"
+_FORMER: Final = f"{_REBUILDS}test_rows_of_a_former_source_table_do_not_come_again"
+_NO_FILL: Final = f"{_REBUILDS}test_a_rebuild_that_kafka_can_not_fill_ends_and_leaves_the_table"
+_ROLLED: Final = f"{_TABLES}test_rolled_back.py::"
+_UNTIL_WHOLE: Final = f"{_ROLLED}test_a_table_that_was_rolled_back_is_parked_until_it_is_whole"
+_ROLLED_SUMS: Final = f"{_ROLLED}test_sums_that_were_rolled_back_are_told_and_computed_anew"
+_SUMS: Final = f"{_TABLES}test_sums.py::test_sums_with_other_settings_are_computed_anew"
+_LEFT_OUT: Final = (
+    f"{_TABLES}test_bad_events.py::"
+    "test_after_an_event_was_left_out_an_insert_replaces_the_row_of_its_key"
+)
+_LOOKS: Final = (
+    f"{_TABLES}test_current.py::test_a_users_text_that_looks_like_the_placeholder_is_stored"
+)
+_UNREAD: Final = (
+    f"{_TABLES}test_formats.py::test_records_that_can_not_be_read_are_named_and_put_aside"
+)
+_FILL_KILLED: Final = f"{_TABLES}test_fills.py::test_a_kill_on_the_way"
+_MAINTAINED: Final = (
+    f"{_TABLES}test_operations.py::test_a_kill_and_then_maintenance_bring_no_row_twice"
+)
+_LARGE: Final = f"{_TABLES}test_large_tables.py::"
 LONG: Final = (
     f"{_BRIDGE}test_schema_registry.py::test_a_registry_that_lost_its_schemas",
     "tests/torture/test_short_run.py::test_nothing_is_lost_over_tls_on_the_oldest_postgresql",
@@ -134,6 +167,45 @@ LONG: Final = (
     f"{_BRIDGE}test_snapshot_many_tables.py::"
     "test_small_tables_share_chunks_under_constant_change_killed_at_each_seam[primary]",
     f"{_TABLES}test_checkpoint.py::test_an_epoch_that_was_begun_is_made_again_of_many_small_batches",
+    f"{_TABLES}test_cluster_audit.py::",
+    f"{_RETURNS}[False-value]",
+    f"{_RETURNS}[False-record]",
+    f"{_RETURNS}[True-record]",
+    f"{_RETURNS}[True-dead letter]",
+    f"{_PARKED_KILLED}[False-nothing]",
+    f"{_PARKED_KILLED}[False-tables]",
+    f"{_PARKED_KILLED}[True-nothing]",
+    f"{_PARKED_KILLED}[True-all]",
+    f"{_IN_THE_MIDDLE}[Staging-begin]",
+    f"{_IN_THE_MIDDLE}[Staging-adopt]",
+    f"{_STAYS}[False-0]",
+    f"{_STAYS}[True-1]",
+    f"{_WHOLE}[current-True]",
+    f"{_WHOLE}[changelog",
+    f"{_FORMER}[current-drop]",
+    f"{_FORMER}[history-rebuild]",
+    f"{_NO_FILL}[stop",
+    f"{_UNTIL_WHOLE}[rebuild-False]",
+    f"{_UNTIL_WHOLE}[roll forward-True]",
+    f"{_ROLLED_SUMS}[nothing]",
+    f"{_ROLLED_SUMS}[of others]",
+    f"{_SUMS}[the columns-nothing]",
+    f"{_SUMS}[the source-an epoch]",
+    f"{_LEFT_OUT}[True-False]",
+    f"{_LEFT_OUT}[False-True]",
+    f"{_LOOKS}[X19",
+    f"{_LOOKS}[not",
+    f"{_UNREAD}[json_schema",
+    f"{_FILL_KILLED}[fills",
+    f"{_FILL_KILLED}[current",
+    f"{_MAINTAINED}[nothing]",
+    f"{_MAINTAINED}[all]",
+    f"{_LARGE}test_unchanged_values_and_truncates[scan]",
+    f"{_LARGE}test_rows_change_places_in_one_step[scan]",
+    f"{_LARGE}test_a_large_table_stays_large[scan]",
+    f"{_LARGE}test_rows_of_a_snapshot_and_inserts_of_them[scan]",
+    f"{_TABLES}test_evolution.py::test_a_table_that_is_made_anew_under_its_name[changelog]",
+    f"{_PAUSED}[Stage-write-2]",
     f"{_FAILOVER}check/test_standby.py::test_the_standby_is_paused_and_lags",
     f"{_FAILOVER}check/test_servers.py::test_standby_of_a_standby",
     f"{_FAILOVER}test_rejoin_safety.py::test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work",

@@ -1,8 +1,9 @@
 """Which of several workers runs which test (pytest-xdist).
 
-A file stays together: its servers are started once. All that shares the Spark session stays in one
-worker: a session takes long to start, and a gibibyte. What takes longest begins first, with faults,
-which mostly wait, beside Spark, which needs a processor.
+A file stays together: its servers are started once. The tests that share a Spark session are two
+parts, as a session takes long to start, and a gibibyte. The first part begins at once, beside
+faults, which mostly wait; the second when these are given out, so that no worker is left with Spark
+alone at the end.
 """
 
 from collections.abc import Iterable
@@ -12,9 +13,12 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 _SPARK: Final = "tests/spark_consumers/"
+_SECOND_FROM: Final = f"{_SPARK}test_r"
+"""The first name of the files of Spark's second part."""
 _LONGEST_FIRST: Final = (
     _SPARK,
     "tests/bridge/faults/",
+    _SECOND_FROM,
     "tests/end_to_end/",
     "tests/torture/",
     "tests/failover/",
@@ -65,10 +69,14 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "spark" if file.startswith(_SPARK) and file not in _OWN_SPARK else file
+        if not file.startswith(_SPARK) or file in _OWN_SPARK:
+            return file
+        return "spark, second part" if file >= _SECOND_FROM else "spark"
 
 
 def weight(nodeid: str) -> int:
     """The less, the sooner it is to begin."""
+    if nodeid.startswith(_SPARK) and nodeid >= _SECOND_FROM:
+        return _LONGEST_FIRST.index(_SECOND_FROM)
     places: Iterable[int] = (n for n, room in enumerate(_LONGEST_FIRST) if nodeid.startswith(room))
     return min(places, default=len(_LONGEST_FIRST))
