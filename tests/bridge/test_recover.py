@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from schemas.errors import ExitCode
+from schemas.events import UNAVAILABLE
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recover_process import (
@@ -112,6 +113,23 @@ def test_a_transaction_of_which_kafka_has_a_part_ends_there(
     assert {one["id"].partition(":")[0] for one in repair} == {"0"}
     assert_equal(bridge, conninfo)
     assert_goes_on(bridge, conninfo)
+
+
+def test_a_value_that_is_the_text_of_the_placeholder(conninfo: str, new_bridge: NewBridge) -> None:
+    """It is a value as any other: row 1 has another one now, row 2 still has it."""
+    bridge = new_bridge(conninfo).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+        connection.execute("INSERT INTO t VALUES (1, 'first'), (2, %s)", [UNAVAILABLE])
+        connection.execute("UPDATE t SET note = %s WHERE id = 1", [UNAVAILABLE])
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        drop_slot(connection, bridge.slot)
+        connection.execute("UPDATE t SET note = 'first' WHERE id = 1")
+    assert recovered(bridge).tables["public.t"].updated == 1
+    (repair,) = (e for e in bridge.events("t") if e["source"]["snapshot"] == "repair")
+    assert repair["before"] == {"id": 1, "note": UNAVAILABLE}
+    assert repair["after"] == {"id": 1, "note": "first"}
 
 
 def test_a_slot_that_somebody_advanced(stopped: Bridge, conninfo: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded, SettingsError
-from schemas.events import UNAVAILABLE
+from schemas.events import PLACEHOLDER_VALUES_HEADER, UNAVAILABLE
 from schemas.shaping import ShapingSettings
 from services.bridge.events.event import Stamp
 from services.bridge.events.rows import Table
@@ -242,6 +242,36 @@ def test_a_tombstone_erases_what_its_own_partition_told_alone(tmp_path: Path) ->
     assert take(1, event("c", 50), tombstone) == b'{"a":1}'
     assert take(0, tombstone) is None
     assert take(0, event("c", 300), tombstone) is None
+    store.close()
+
+
+def test_a_value_that_is_the_placeholders_text_is_told_by_the_header(tmp_path: Path) -> None:
+    """Without the header the text is of a value that the WAL lacked: the one of before counts."""
+    store, name = RowStore(tmp_path / "rows"), ("public", "t")
+    placeholders = {"raw": "WA=="}
+    fold = Fold(cast(Topics, None), store, placeholders, shared=False, while_waiting=lambda: None)
+
+    def told(row: dict[str, str], header: bytes | None) -> object:
+        source = {"schema": "public", "table": "t", "lsn": 7, "commit_lsn": 7}
+        value = json.dumps({"op": "u", "after": row, "source": source}).encode()
+        headers: Headers = [] if header is None else [(PLACEHOLDER_VALUES_HEADER, header)]
+        message = Message(key=b"k", value=value, headers=headers)
+        fold._take(0, message, name, "t", PlainEvents(*name, placeholders.values()))
+        fold._flush(0)
+        known = store.told(b"k")
+        assert known is not None
+        return json.loads(known.row) if known.row else known.row
+
+    mine, like = {"a": UNAVAILABLE, "raw": "WA=="}, {"a": "x", "raw": "eA=="}
+    assert told(mine, None) == UNKNOWN
+    assert told(mine, b'["a"]') == UNKNOWN
+    assert told(mine, b'["a","raw"]') == mine
+    assert told(mine, None) == mine
+    assert told(like, None) == like
+    assert told(mine, b'["raw"]') == {"a": "x", "raw": "WA=="}
+    for wrong in (b"[", b'"a"', b"[1]"):
+        with pytest.raises(OperatorNeeded, match="not an event"):
+            told(mine, wrong)
     store.close()
 
 

@@ -5,17 +5,20 @@ d            the key is gone
 tombstone    the key is gone, if that partition has told its row and the topic is of one table
 t            all keys of that partition are gone
 a value that the WAL lacked       the one that the row had before; else the row is UNKNOWN
+
+The placeholder's text stands for a value that the WAL lacked, unless the event's header
+`slotbridge.placeholder_values` names the column: then the text is the column's value.
 """
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from confluent_kafka import Message
 
 from schemas.errors import ExitCode, OperatorNeeded
-from schemas.events import UNAVAILABLE
+from schemas.events import PLACEHOLDER_VALUES_HEADER, UNAVAILABLE
 from services.bridge.recovery.event_positions import AnyHeaders, position_in_headers
 from services.bridge.repair.comparison import UNKNOWN
 from services.bridge.repair.plain_event import PlainEvents
@@ -99,7 +102,8 @@ class Fold:
             if found is not None:
                 self._tell(partition, Told(key, *found))
                 return
-        event = event_of(value, headers, f"{topic}[{partition}]@{message.offset()}")
+        where = f"{topic}[{partition}]@{message.offset()}"
+        event = event_of(value, headers, where)
         source = event["source"]
         if (source["schema"], source["table"]) != name:
             return
@@ -110,7 +114,9 @@ class Fold:
                 self._flush(partition)
                 self._rows.empty(partition)
             return
-        row = None if event["op"] == "d" else self._row(key, event["after"])
+        row = None
+        if event["op"] != "d":
+            row = self._row(key, event["after"], _placeholder_values(headers, where))
         self._tell(partition, Told(key, row, position))
 
     def _tell(self, partition: int, told: Told) -> None:
@@ -130,11 +136,16 @@ class Fold:
     def _known(self, key: bytes) -> Told | None:
         return self._waiting.get(key) or self._rows.told(key)
 
-    def _row(self, key: bytes, after: dict[str, Any]) -> bytes:
-        """Return the row as JSON, with the values that the WAL lacked as they were before."""
+    def _row(self, key: bytes, after: dict[str, Any], told: Collection[str]) -> bytes:
+        """Return the row as JSON, with the values that the WAL lacked as they were before.
+
+        `told`: the columns whose value is the placeholder's text itself.
+        """
         placeholders = self._placeholders
         lacking = [
-            name for name, one in after.items() if one == placeholders.get(name, UNAVAILABLE)
+            name
+            for name, one in after.items()
+            if one == placeholders.get(name, UNAVAILABLE) and name not in told
         ]
         if lacking:
             known = self._known(key)
@@ -156,11 +167,32 @@ def event_of(value: bytes | str, headers: AnyHeaders, where: str) -> dict[str, A
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:
-        raise OperatorNeeded(
-            "the record is not an event of the bridge",
-            operation=OPERATION,
-            subject=where,
-            hint="only the bridge may write to its topics; leave the table out of the repair",
-            exit_code=ExitCode.RECORD_REFUSED,
-        )
+        raise _foreign(where)
     return event
+
+
+def _placeholder_values(headers: AnyHeaders, where: str) -> Collection[str]:
+    """Return the columns that the header of an event names, () without such a header.
+
+    Raise OperatorNeeded for a record, at `where`, whose header is not a list of names.
+    """
+    header = dict(headers or []).get(PLACEHOLDER_VALUES_HEADER)
+    if header is None:
+        return ()
+    try:
+        names = json.loads(header)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _foreign(where)
+    return names
+
+
+def _foreign(where: str) -> OperatorNeeded:
+    return OperatorNeeded(
+        "the record is not an event of the bridge",
+        operation=OPERATION,
+        subject=where,
+        hint="only the bridge may write to its topics; leave the table out of the repair",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )
