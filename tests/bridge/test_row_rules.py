@@ -311,6 +311,29 @@ def test_an_unchanged_toast_value_is_never_guessed() -> None:
     assert op == "u"
 
 
+def test_a_row_does_not_enter_a_filter_without_a_value() -> None:
+    """Its event would be the first of the row, with a placeholder for a value that never came."""
+    table = relation("d", id="int4", n="int4", s="text")
+    settings = {"filters": {"public.t": "id > 2"}}
+    entering = Update(table, "K", row(b"2", None, None), row(b"3", b"1", UNCHANGED))
+    with pytest.raises(BadInput, match="unchanged TOAST value of column s") as caught:
+        events(settings, entering)
+    assert caught.value.exit_code == ExitCode.RECORD_REFUSED
+    assert (caught.value.subject, caught.value.lsn) == ("public.t", 9)
+    for part in ("public.t REPLICA IDENTITY FULL", "shaping.filters", "shaping.columns"):
+        assert part in caught.value.hint
+    [dead] = [one for one in events(settings, entering, dead_rows=True) if not one.topic]
+    assert (dead.key, dead.value) == (b'{"id":3}', None)
+    copied = {"computed": {"*.*": {"copy": "s"}}, "columns": {"*.*": {"exclude": ["s"]}}}
+    with pytest.raises(BadInput, match="unchanged TOAST value of column copy"):
+        events(settings | copied, entering)
+    [(op, _, after)] = published(settings | {"columns": {"*.*": {"exclude": ["s"]}}}, entering)
+    assert (op, after) == ("c", {"id": 3, "n": 1})
+    assert published(settings | {"skip": {"*.*": ["c"]}}, entering) == []
+    inside = Update(table, None, None, row(b"3", b"2", UNCHANGED))
+    assert [op for op, *_ in published(settings, inside)] == ["u"]
+
+
 def test_computed_columns_have_the_type_of_their_expression() -> None:
     table = relation("f", id="int4", at="timestamptz", raw="bytea", f="float8")
     computed = {

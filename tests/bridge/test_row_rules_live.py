@@ -146,6 +146,37 @@ def test_a_row_that_an_expression_fails_on_stops_the_bridge_or_is_a_dead_letter(
     assert sum(end["event_count"] or 0 for end in ends if end["status"] == "END") == 3
 
 
+def test_a_row_that_enters_a_filter_without_its_toast_value_is_refused(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """Under REPLICA IDENTITY DEFAULT the WAL has the old key alone; FULL has the value."""
+    shaping = {"filters": {"public.t": "id > 1000"}}
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "ALTER TABLE t REPLICA IDENTITY DEFAULT, ALTER note SET STORAGE EXTERNAL"
+        )
+        bridge = new_bridge(conninfo, shaping=shaping).start().streaming()
+        connection.execute("INSERT INTO t VALUES (500, repeat('n', 9000), 1), (501, 'short', 1)")
+        connection.execute("UPDATE t SET id = 1501 WHERE id = 501")
+        bridge.caught_up()
+        connection.execute("UPDATE t SET id = 1500 WHERE id = 500")
+        assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
+        said = bridge.output.splitlines()[-1]
+        for part in ("column note", "public.t", "at LSN", "REPLICA IDENTITY FULL"):
+            assert part in said
+        assert [e["after"]["id"] for e in bridge.events("t")] == [1501]
+        connection.execute("UPDATE t SET id = 500 WHERE id = 1500")
+        connection.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+        connection.execute("UPDATE t SET id = 1502 WHERE id = 500")
+    bridge = new_bridge(conninfo, shaping=shaping, on_refused="dead_letter").start().streaming()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    [letter] = [DeadLetter.model_validate_json(value or b"") for _, value in bridge.records("dead")]
+    assert (letter.table, letter.key and letter.key.text) == ("public.t", '{"id":1500}')
+    rows = [(e["after"]["id"], e["after"]["note"]) for e in bridge.events("t") if e["op"] == "c"]
+    assert sorted(rows) == [(1501, "short"), (1502, "n" * 9000)]
+
+
 def test_an_expression_that_the_bridge_can_not_use_ends_it(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

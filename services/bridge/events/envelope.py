@@ -27,7 +27,7 @@ from services.bridge import compiled
 from services.bridge.compiled import Messages
 from services.bridge.events.description import Describe
 from services.bridge.events.errors import (
-    ExpressionFailed,
+    RowRefused,
     delete_without_key,
     updated_outbox,
     without_key,
@@ -80,7 +80,7 @@ class Envelope:
         outbox_messages: OutboxMessages | None = None,
         dead_rows: bool = False,
     ) -> None:
-        """`dead_rows`: a row that an expression fails on is a dead letter, not an error."""
+        """`dead_rows`: a row that is refused (RowRefused) is a dead letter, not an error."""
         self._outbox_messages = outbox_messages
         self._dead_rows = dead_rows
         self._encoders = encoders or Encoders()
@@ -251,24 +251,21 @@ class Envelope:
             return self.truncate(change, lsn, seq)
         table = self._table(change.relation, seq)
         change = table.as_told(change)
-        if table.rules is not None and not table.skips(change):
-            try:
-                published = table.rules.apply(change)
-            except ExpressionFailed as error:
-                row = change.old if isinstance(change, Delete) else change.new
-                return [self._unpublished(table, row, error, lsn, seq)]
-            if published is None:
-                return []
-            change = published
+        try:
+            published = table.published(change)
+        except RowRefused as error:
+            row = change.old if isinstance(change, Delete) else change.new
+            return [self._unpublished(table, row, error, lsn, seq)]
+        if published is None:
+            return []
+        change = published
         if isinstance(change, Insert):
             return self.insert(change, lsn, seq)
         if isinstance(change, Update):
             return self.update(change, lsn, seq)
         return self.delete(change, lsn, seq)
 
-    def _unpublished(
-        self, table: Table, row: Row, error: ExpressionFailed, lsn: int, seq: int
-    ) -> Event:
+    def _unpublished(self, table: Table, row: Row, error: RowRefused, lsn: int, seq: int) -> Event:
         if not self._dead_rows:
             raise error
         self._count(table.counter)

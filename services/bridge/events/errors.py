@@ -8,12 +8,27 @@ class UnfitValue(ValueError):
     """A value that no schema of its column's type has; the text says why, without the value."""
 
 
-class ExpressionFailed(ValueError):
+class RowRefused(ValueError):
+    """A row that can't be published: `bridge.on_refused` says whether it is a dead letter."""
+
+
+class ExpressionFailed(RowRefused):
     """A row for which an expression of the settings has no value."""
 
     def __init__(self, key: str, expression: str, reason: str) -> None:
         super().__init__(f"the expression {expression!r} of {key} has no value: {reason}")
         self.key = key
+
+
+class EntersWithoutValue(RowRefused):
+    """A row that an update brings into a filter, without an unchanged value of a column."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(
+            "an update brings a row into the filter, and neither the WAL nor the old row has the "
+            f"unchanged TOAST value of column {column}: the row would be new without that value"
+        )
+        self.column = column
 
 
 def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
@@ -37,6 +52,17 @@ def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
             lsn=lsn,
             hint=f"correct {error.key}, so that it has a value for this row, and start the bridge "
             "again; or set bridge.on_refused: dead_letter, which goes on without the row",
+            exit_code=ExitCode.RECORD_REFUSED,
+        )
+    if isinstance(error, EntersWithoutValue):
+        return BadInput(
+            str(error),
+            operation="encode an event",
+            subject=table,
+            lsn=lsn,
+            hint=f"ALTER TABLE {table} REPLICA IDENTITY FULL, for later updates; to go on after "
+            f"this one, leave column {error.column} out (shaping.columns, shaping.computed) or the "
+            "filter (shaping.filters), or set bridge.on_refused: dead_letter",
             exit_code=ExitCode.RECORD_REFUSED,
         )
     return DecodeError(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Final
 
+from services.bridge.events.errors import EntersWithoutValue
 from services.bridge.events.event import FIRST_PARTITION, REASON_HEADER, Event, placeholder_values
 from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Affixes, Key, TableFormat
@@ -223,6 +224,21 @@ class Table:
     def skips(self, change: Insert | Update | Delete) -> bool:
         """Tell whether changes like this one are left out."""
         return _OPERATIONS[type(change)] in self.skipped
+
+    def published(self, change: RowChange) -> RowChange | None:
+        """Return the change that filters and computed columns make of a change, None for nothing.
+
+        Raise RowRefused for a row that an expression fails on, and for one that an update brings
+        into a filter without a value that the WAL lacks.
+        """
+        if self.rules is None or self.skips(change):
+            return change
+        found = self.rules.apply(change)
+        if isinstance(change, Update) and isinstance(found, Insert) and not self.skips(found):
+            for source_index, column in zip(self._sources, self._relation.columns, strict=True):
+                if found.new[source_index] is UNCHANGED:
+                    raise EntersWithoutValue(column.name)
+        return found
 
     def unpublished(self, row: Row, reason: str, seq: int, lsn: int) -> Event:
         """Return what stands for a row that can't be published: its key, and the reason.
