@@ -118,11 +118,11 @@ def position_of(
     """Return the position of a record's event or PREPARE, None if it is not of `prefix`.
 
     `own`: it is of one of the bridge's own topics, which also have records without a source. Raise
-    OperatorNeeded for a value in Avro that only the registry tells from one of Debezium, if there
-    is no `schema_text`; and what that raises.
+    OperatorNeeded for a value in Avro that begins as a flat row, if there is no `schema_text`: only
+    the registry tells it from one of Debezium. Raise what `schema_text` raises.
     """
     try:
-        document = _document(value or b"null", prefix, schema_text)
+        document = _document(value or b"null", schema_text)
         if position := position_of_row(document):  # a table may have a column `specversion`
             return position
         if "specversion" in document:
@@ -160,7 +160,7 @@ def _position(lsn: Any, seq: Any, timeline: Any = 0) -> EventPosition | None:
     return found if found.commit_lsn > 0 and found.seq >= 0 else None
 
 
-def _document(value: bytes, prefix: str, schema_text: SchemaText | None) -> Any:
+def _document(value: bytes, schema_text: SchemaText | None) -> Any:
     """Return what an event says of its position: a value in JSON, or the first binary fields."""
     if value[:1] != wire.MAGIC:
         return json.loads(value)
@@ -174,28 +174,26 @@ def _document(value: bytes, prefix: str, schema_text: SchemaText | None) -> Any:
     from services.bridge.events.formats import avro
 
     found = avro.first_fields(content)
-    if position_of_row(found) is None or _is_flat_row(value, content, prefix, schema_text):
+    if position_of_row(found) is None or _is_flat_row(value, schema_text):
         return found
     return {}
 
 
-def _is_flat_row(value: bytes, content: bytes, prefix: str, schema_text: SchemaText | None) -> bool:
+def _is_flat_row(value: bytes, schema_text: SchemaText | None) -> bool:
     """Tell whether a value with the first fields of a flat row is one, by its writer's schema.
 
     Debezium's values begin with columns, whose values may look like these fields.
     """
     from services.bridge.events.formats import avro
 
-    if schema_text is not None:
-        return avro.begins_flat_rows(schema_text(wire.schema_id(value) or 0))
-    if not avro.may_be_of_debezium(content, prefix):
-        return True
-    raise OperatorNeeded(
-        "a record may be a flat row of this bridge, or an event of Debezium: only the schema "
-        "registry tells, and none is set",
-        operation="read the position of a record",
-        hint="set registry.url, and kafka.value_format as it was when the record was written",
-    )
+    if schema_text is None:
+        raise OperatorNeeded(
+            "a record may be a flat row of this bridge, or an event of Debezium: only the schema "
+            "registry tells, and none is set",
+            operation="read the position of a record",
+            hint="set registry.url, and kafka.value_format as it was when the record was written",
+        )
+    return avro.begins_flat_rows(schema_text(wire.schema_id(value) or 0))
 
 
 def position_in_headers(headers: AnyHeaders) -> EventPosition | None:

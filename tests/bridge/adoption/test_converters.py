@@ -240,8 +240,9 @@ def test_only_the_writers_schema_tells_flat_rows_from_debeziums_events() -> None
     value = wire.head(1) + LIKE_A_FLAT_ROW
     ours = written_by("__op", "__commit_lsn", "__seq", "__timeline", "a")
     assert position_of(value, "pa", own=False, schema_text=ours) == (5, 6, 7)
-    with pytest.raises(OperatorNeeded, match="only the schema registry tells"):
-        position_of(value, "pa", own=False)
+    for content in (LIKE_A_FLAT_ROW, FLAT_OF_DEBEZIUM):
+        with pytest.raises(OperatorNeeded, match="only the schema registry tells"):
+            position_of(wire.head(1) + content, "pa", own=False)
     with pytest.raises(OperatorNeeded, match=r"topic pa\.public\.t, offset 12"):
         record = KafkaRecord("pa.public.t", 12, None, value)
         position_of_record(record, "pa", outbox=False)

@@ -107,15 +107,6 @@ def first_fields(content: bytes) -> dict[str, Any]:
     return found if flat else {"op": found["op"], "source": found["source"]}
 
 
-def may_be_of_debezium(content: bytes, prefix: str) -> bool:
-    """Tell whether a value that has the first fields of a flat row may be an event of Debezium.
-
-    Those events begin with their rows, whose columns may look like these fields, and have the
-    connector with its name right behind it. The columns of a flat row may look like that, too.
-    """
-    return _string("postgresql") + _string(prefix) in content
-
-
 def begins_flat_rows(schema_text: str) -> bool:
     """Tell whether a writer's schema is that of the bridge's flat rows.
 
@@ -124,12 +115,6 @@ def begins_flat_rows(schema_text: str) -> bool:
     names = [field["name"] for field in json.loads(schema_text)["fields"]]
     first = [field["name"] for field in _OF_ROWS["fields"]]
     return names[: len(first)] == first
-
-
-def _string(text: str) -> bytes:
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, "string", text)
-    return out.getvalue()
 
 
 def _type(schema: Schema, defined: set[str]) -> Any:
