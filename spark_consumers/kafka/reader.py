@@ -20,6 +20,7 @@ from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from schemas.settings import KafkaSettings
+from services.kafka.client import passing
 from spark_consumers.kafka.security import java_security
 
 log = structlog.get_logger()
@@ -34,6 +35,8 @@ _PROBE_TIMEOUT_S = 5.0
 _DISCOVERY_INTERVAL_MS = 5_000
 _FETCH_WAIT_MS = 10
 _NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+_NO_LEADER = (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART)
+"""What the client says where no broker, or one, knows a leader of the partitions."""
 _NO_ID = str(Uuid(0, 0))
 """The id that a broker without topic ids reports."""
 Offsets = dict[str, dict[int, int]]
@@ -103,10 +106,16 @@ def _unreachable(subject: str) -> Retryable:
     )
 
 
-def _passes(error: BaseException) -> bool:
-    """Tell whether Kafka's refusal will pass, as for a topic that was just created."""
+def _refusal_passes(error: BaseException) -> bool:
+    """Tell whether Kafka may grant later what it has refused, as of a topic that is being made.
+
+    Where no broker answers at all, the code is another of the client's own, below 0.
+    """
     cause = error.__cause__
-    return isinstance(cause, KafkaException) and bool(cause.args[0].retriable())
+    failure = cause.args[0] if isinstance(cause, KafkaException) else None
+    if not isinstance(failure, KafkaError):
+        return False
+    return failure.code() in _NO_LEADER or (failure.code() > 0 and passing(failure))
 
 
 def _tell_silence(attempt: tenacity.RetryCallState) -> None:
@@ -229,7 +238,7 @@ class TopicOffsets:
         return self._patient()(self._list_offsets, partitions, spec, isolation)
 
     @tenacity.retry(
-        retry=tenacity.retry_if_exception(_passes),
+        retry=tenacity.retry_if_exception(_refusal_passes),
         wait=tenacity.wait_fixed(_PAUSE_S),
         stop=tenacity.stop_after_delay(REQUEST_TIMEOUT_S),
         reraise=True,

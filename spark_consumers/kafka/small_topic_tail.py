@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from schemas.errors import BadInput, ExitCode, Retryable
 from schemas.settings import KafkaSettings
+from services.kafka.client import passing
 from spark_consumers.kafka.reader import TopicOffsets, client_options, kafka_failure
 
 READ_DEADLINE_S = 60.0
@@ -142,6 +143,6 @@ def taken(message: object, topic: str) -> CommittedRecord | TopicPartition | Non
         return CommittedRecord(*place, ts_ms, message.key(), message.value())  # type: ignore[attr-defined]
     if failure.code() == KafkaError._PARTITION_EOF:
         return TopicPartition(topic, *place)
-    if failure.retriable() or failure.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
+    if passing(failure):
         return None
     raise kafka_failure(KafkaException(failure), topic)

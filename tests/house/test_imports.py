@@ -37,6 +37,8 @@ ALLOWED = {
     "spark_consumers": {"schemas", "services.runtime.tracing", "spark_consumers"},
     "spark_consumers.epochs.tracing": {"services.runtime.otlp"},
     "spark_consumers.kafka.formats": {"services.kafka.schema_registry"},
+    "spark_consumers.kafka.reader": {"services.kafka.client"},
+    "spark_consumers.kafka.small_topic_tail": {"services.kafka.client"},
     "benchmarks": {
         *("schemas", "services.testbed", "services.bridge", "services.demo", "spark_consumers"),
         "benchmarks",
