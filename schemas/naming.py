@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from schemas.errors import SettingsError
 from schemas.events import legal_topic, own_topics
 from schemas.large_values import LargeValueRule, may_be_large
-from schemas.shaping import ShapingSettings
+from schemas.shaping import ColumnSettings, ShapingSettings
 
 _ANY: Final = "[A-Za-z0-9._-]+"
 
@@ -55,10 +55,14 @@ class Naming:
 
     def included(self, schema: str, table: str) -> bool:
         """Tell whether anything of the table is published."""
-        include, exclude = self._shaping.include, self._shaping.exclude
+        include = self._shaping.include
         if include and not any(table_matches(pattern, schema, table) for pattern in include):
             return False
-        return not any(table_matches(pattern, schema, table) for pattern in exclude)
+        return not self.excluded(schema, table)
+
+    def excluded(self, schema: str, table: str) -> bool:
+        """Tell whether `exclude` leaves the table out."""
+        return any(table_matches(pattern, schema, table) for pattern in self._shaping.exclude)
 
     def publishes(self, schema: str, table: str) -> bool:
         """Tell whether the table has a topic of its own: it is included, and not an outbox."""
@@ -88,9 +92,51 @@ class Naming:
             for columns in masks
         )
 
+    def publishes_column(self, schema: str, table: str, column: str) -> bool:
+        """Tell whether `columns` lets a column of the table through."""
+        for pattern, columns in self._shaping.columns.items():
+            if not table_matches(pattern, schema, table):
+                continue
+            if columns.include and not any(column_matches(p, column) for p in columns.include):
+                return False
+            if any(column_matches(p, column) for p in columns.exclude):
+                return False
+        return True
+
     def filtered(self, schema: str, table: str) -> bool:
         """Tell whether a filter leaves rows of the table out."""
-        return any(table_matches(pattern, schema, table) for pattern in self._shaping.filters)
+        return bool(self.filters(schema, table))
+
+    def filters(self, schema: str, table: str) -> tuple[str, ...]:
+        """Return the expressions that a row of the table must fit to be published."""
+        return tuple(
+            expression
+            for pattern, expression in self._shaping.filters.items()
+            if table_matches(pattern, schema, table)
+        )
+
+    @property
+    def hides(self) -> bool:
+        """Whether anything of some table is not published, or is masked."""
+        found = self._shaping
+        of_columns = found.columns or found.masks
+        return bool(found.include or found.exclude or of_columns or found.filters or found.skip)
+
+    def reveals(self, section: str, schema: str, table: str) -> bool:
+        """Tell whether a section of the settings names just this table, to hide nothing of it.
+
+        `section`: columns, masks or skip, whose entry is empty then; filters, whose entry is the
+        table's own filter; or include.
+        """
+        name = f"{schema}.{table}"
+        if section == "include":
+            return name in self._shaping.include
+        if section == "filters":
+            return name in self._shaping.filters
+        if section == "columns":
+            return self._shaping.columns.get(name) == ColumnSettings()
+        entries = self._shaping.masks if section == "masks" else self._shaping.skip
+        return name in entries and not entries[name]
 
     def computed(self, schema: str, table: str) -> frozenset[str]:
         """Return the table's computed columns, which its source does not have."""

@@ -162,6 +162,16 @@ _TABLE_FACTS: LiteralString = (
 )
 
 
+def table_names(connection: Connection) -> dict[int, tuple[str, str]]:
+    """Return the oid -> (schema, table) of every table of the database, published or not."""
+    rows = connection.execute(
+        "SELECT c.oid::bigint, n.nspname::text, c.relname::text"
+        "  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND c.oid >= 16384"
+    ).fetchall()
+    return {oid: (schema, table) for oid, schema, table in rows}
+
+
 def published_columns(
     connection: Connection, publication: str
 ) -> dict[tuple[str, str], tuple[str, ...]]:

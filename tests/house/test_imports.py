@@ -110,6 +110,7 @@ PURE = (
     "services.bridge.events.event",
     "services.bridge.events.keys",
     "services.bridge.events.missing_values",
+    "services.bridge.events.renamed_tables",
     "services.bridge.transactions.annotations",
     "services.bridge.transactions.assembler",
     "services.bridge.transactions.streams",

@@ -19,6 +19,7 @@ from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, require_told_apart, settled
 from services.bridge.events.missing_values import MissingValues, missing_values, renumbered
+from services.bridge.events.renamed_tables import RenamedTables
 from services.bridge.events.rows import encoder_of
 from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.large_values import Deposit, limits
@@ -28,6 +29,7 @@ from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation
 from services.bridge.source.database import Primary
 from services.postgres.partitions import Partition
+from services.postgres.publications import table_names
 
 logger = structlog.get_logger(__name__)
 
@@ -62,13 +64,15 @@ class Relations:
         self._shaping = shaping
         self._shapes = Shapes(prefix, known)
         self._owners = owners or TopicOwners(shaping.naming, known)
+        self._renamed = RenamedTables(shaping.naming, known, _names(shaping, primary))
 
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
         """Find a relation's plan, with its key, and its schema event.
 
-        Raise OperatorNeeded when another table has the same topic, SettingsError for a table that
-        can't be published as configured.
+        Raise OperatorNeeded when another table has the same topic, or a renamed one would lose what
+        hides its rows, SettingsError for a table that can't be published as configured.
         """
+        self._renamed.require_hidden(relation, stamp.commit_lsn)
         certain = True
         below: Sequence[Partition] = ()
         identity = [column.name for column in relation.columns if column.key]
@@ -187,6 +191,16 @@ class Relations:
         key = key_columns(names, xid, found, self._shapes.last_key(relation))
         columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
         return replace(relation, columns=columns), settled(xid, found)
+
+
+def _names(shaping: Shaping, primary: Primary) -> dict[int, tuple[str, str]]:
+    """Return the names of all tables, where settings hide something of some."""
+    if not shaping.naming.hides:
+        return {}
+    found = primary.ask("read the names of the tables", table_names)
+    if found is None:
+        logger.info("not judged: whether a table without events in Kafka has been renamed")
+    return found or {}
 
 
 def _refuse(_value: bytes) -> NoReturn:

@@ -289,14 +289,15 @@ class Topics:
     def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
         """Return (schema, table) -> the last published shape of each table."""
         topic = schema_topic(self.prefix)
-        result = {}
+        result: dict[tuple[str, str], SchemaEvent] = {}
         with self.reader(topic) as reader:
             low, end = reader.bounds()
             deadline = time.monotonic() + READ_DEADLINE_S
             for offset, _key, value in reader.between(low, end, deadline):
                 if value is not None:
                     event = parse_record(SchemaEvent, topic, offset, value)
-                    result[event.schema_, event.table] = event
+                    name = event.schema_, event.table
+                    result[name] = event.after_that(result.get(name))
         return result
 
     @property

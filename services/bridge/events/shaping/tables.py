@@ -193,7 +193,7 @@ class Shaping:
         return tuple(
             source_index
             for source_index, column in enumerate(relation.columns)
-            if self._column_included(relation.schema, relation.table, column.name)
+            if self.naming.publishes_column(relation.schema, relation.table, column.name)
         )
 
     def _rules(self, relation: Relation, identity: Collection[str] | None) -> RowRules | None:
@@ -299,16 +299,6 @@ class Shaping:
                 for table, columns in tables.items()
             ):
                 yield f"{key}: {pattern}: {of_column}"
-
-    def _column_included(self, schema: str, table: str, column: str) -> bool:
-        for pattern, columns in self._settings.columns.items():
-            if not table_matches(pattern, schema, table):
-                continue
-            if columns.include and not any(column_matches(p, column) for p in columns.include):
-                return False
-            if any(column_matches(p, column) for p in columns.exclude):
-                return False
-        return True
 
     def _mask(self, schema: str, table: str, column: str) -> MaskSettings | None:
         for pattern, masks in self._settings.masks.items():

@@ -1,0 +1,129 @@
+"""The names that each table has had, so that no rename publishes what settings hide. Pure.
+
+Settings name tables by schema and name; a table that is renamed or moved keeps its oid
+(pg_class.oid). So each table is published with no less hidden than under any other name of its oid.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from schemas.errors import ExitCode, OperatorNeeded
+from schemas.naming import Naming
+from schemas.schema_events import SchemaEvent
+from services.bridge.pgoutput.messages import Relation
+
+Name = tuple[str, str]
+"""A table's schema and name."""
+_ALL: Final = frozenset("cudt")
+_WAIVERS: Final = {
+    "columns": "shaping.columns: {{{}: {{}}}}",
+    "masks": "shaping.masks: {{{}: {{}}}}",
+    "filters": "shaping.filters: {{{}: 'true'}}",
+    "skip": "shaping.skip: {{{}: []}}",
+}
+"""Section of the settings -> how it says that nothing of one table is to be hidden."""
+
+
+class RenamedTables:
+    """The names of each table, by its oid.
+
+    `known`: the last schema event of each name. `catalog`: oid -> the name at the session's start,
+    also of tables without events. The stream tells the rest.
+    """
+
+    def __init__(
+        self, naming: Naming, known: Mapping[Name, SchemaEvent], catalog: Mapping[int, Name]
+    ) -> None:
+        self._naming = naming
+        self._catalog = catalog
+        self._published = {*known}
+        self._names: dict[int, set[Name]] = {}
+        for name, event in known.items():
+            for oid in (event.oid, *event.former_oids):
+                self._names.setdefault(oid, set()).add(name)
+
+    def require_hidden(self, relation: Relation, lsn: int) -> None:
+        """Remember the name of a relation, as a change that commits at `lsn` has it.
+
+        Raise OperatorNeeded if it would be published without a rule of another name of the table.
+        """
+        name = relation.schema, relation.table
+        names = self._names.setdefault(relation.oid, set())
+        others = names | {self._catalog.get(relation.oid, name)}
+        for other in sorted(others - {name}):
+            if lost := self._lost(relation, name, other):
+                raise _exposed(relation, other, lost, lsn)
+        names.add(name)
+        if self._naming.included(*name):
+            self._published.add(name)
+
+    def _lost(self, relation: Relation, name: Name, other: Name) -> dict[str, list[str]]:
+        """Return section -> what it hides under the other name alone: columns, operations."""
+        naming = self._naming
+        if not naming.included(*name) or naming.skips(*name) == _ALL:
+            return {}
+        lost = {
+            "columns": self._columns_lost(relation, name, other),
+            "masks": self._masks_lost(relation, name, other),
+            "filters": sorted({*naming.filters(*other)} - {*naming.filters(*name)}),
+            "skip": sorted(naming.skips(*other) - naming.skips(*name)),
+        }
+        found = {
+            section: parts
+            for section, parts in lost.items()
+            if parts and not naming.reveals(section, *name)
+        }
+        left_out = not naming.included(*other)
+        # A name that had events before has rules of its own: another table may well take it.
+        if left_out and name not in self._published and not naming.reveals("include", *name):
+            found["exclude" if naming.excluded(*other) else "include"] = []
+        return found
+
+    def _columns_lost(self, relation: Relation, name: Name, other: Name) -> list[str]:
+        publishes = self._naming.publishes_column
+        return [
+            column.name
+            for column in relation.columns
+            if publishes(*name, column.name) and not publishes(*other, column.name)
+        ]
+
+    def _masks_lost(self, relation: Relation, name: Name, other: Name) -> list[str]:
+        masks = self._naming.masks
+        return [
+            column
+            for column in self._published_columns(relation, name)
+            if masks(*other, column) and not masks(*name, column)
+        ]
+
+    def _published_columns(self, relation: Relation, name: Name) -> Iterator[str]:
+        for column in relation.columns:
+            if self._naming.publishes_column(*name, column.name):
+                yield column.name
+        yield from sorted(self._naming.computed(*name))
+
+
+def _exposed(
+    relation: Relation, other: Name, lost: Mapping[str, Iterable[str]], lsn: int
+) -> OperatorNeeded:
+    name, before = f"{relation.schema}.{relation.table}", ".".join(other)
+    rules = [f"shaping.{one}" + _listed(one, parts) for one, parts in lost.items()]
+    sections = " and ".join(f"shaping.{'exclude' if one == 'include' else one}" for one in lost)
+    waivers = [_WAIVERS[one].format(name) for one in lost if one in _WAIVERS]
+    if lost.keys() - _WAIVERS:
+        waivers.append(f"{name} itself in shaping.include, beside what else is published")
+    return OperatorNeeded(
+        f"{name} and {before} are names of one table, which was renamed or moved: {name} would be "
+        f"published without what the settings hide under the name {before}: {', '.join(rules)}",
+        operation="publish a table",
+        subject=f"table {name}, oid {relation.oid}",
+        lsn=lsn,
+        hint=f"name {name} in {sections}, too, and keep the rules of {before}, of which changes "
+        f"may yet come; or, where nothing is to be hidden, say so: {', '.join(waivers)} "
+        "(docs/SHAPING.md, Renamed tables)",
+        exit_code=ExitCode.SETTINGS,
+    )
+
+
+def _listed(section: str, parts: Iterable[str]) -> str:
+    """Return what a section hides, in parentheses; not the text of a filter, which may be long."""
+    return f" ({', '.join(parts)})" if parts and section != "filters" else ""

@@ -1,0 +1,156 @@
+"""Tables that the source renames or moves, through a running bridge: what was hidden stays so."""
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from schemas.errors import ExitCode
+from schemas.events import schema_topic
+from services.demo.copies import committed
+from tests.bridge.conftest import NewBridge
+from tests.bridge.recordings.scenario import STREAMED_ALWAYS
+from tests.bridge.running import Bridge
+from tests.bridge.test_shaping_live import everything
+from tests.providers.interface import Provider
+
+RULES: dict[str, Any] = {"exclude": ["ssn"]}
+MASKS: dict[str, Any] = {"email": {"text": "***"}}
+FILTER = "id > 0"
+CUSTOMERS: dict[str, Any] = {
+    "columns": {"public.customers": RULES},
+    "masks": {"public.customers": MASKS},
+    "filters": {"public.customers": FILTER},
+    "exclude": ["pay.salaries"],
+}
+BOTH: dict[str, Any] = {
+    **CUSTOMERS,
+    "columns": {"public.c*s": RULES},
+    "masks": {"public.c*s": MASKS},
+    "filters": {"public.customers": FILTER, "public.clients": FILTER},
+}
+HIDDEN = (b"secret-", b"n-7")
+"""What no topic may have: secrets, and the name in a row that the filter leaves out."""
+
+
+@pytest.fixture
+def conninfo(pair: Provider, fresh_database: str) -> str:
+    """A database with a table of customers whose first row is published."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        _make(connection)
+        connection.execute("CREATE SCHEMA pay CREATE TABLE salaries (id int PRIMARY KEY, n text)")
+        connection.execute("INSERT INTO pay.salaries VALUES (1, 'secret-n')")
+    return conninfo
+
+
+def _make(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(
+        "CREATE TABLE customers (id int PRIMARY KEY, name text, ssn text, email text)"
+    )
+
+
+def _insert(connection: psycopg.Connection[Any], table: str, first: int, last: int) -> None:
+    connection.execute(
+        f"INSERT INTO {table} SELECT g, 'n' || g, 'secret-s', 'secret-e'"
+        f" FROM generate_series({first}, {last}) g".encode()
+    )
+
+
+def _refused(bridge: Bridge, table: str, former: str, *others: str) -> None:
+    """Assert that the bridge stops and names what would be lost, and that nothing is leaked."""
+    assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
+    said = bridge.output.splitlines()[-1]
+    for part in (table, former, "at LSN", "Hint", *others):
+        assert part in said
+    found = everything(bridge)
+    assert not [hidden for hidden in HIDDEN if hidden in found]
+    assert f"{bridge.prefix}.{table}" not in bridge.topics()
+
+
+def test_a_table_that_is_renamed_in_a_streamed_transaction_is_not_published_unmasked(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    at_once = f"{conninfo} options='{STREAMED_ALWAYS}'"
+    bridge = new_bridge(at_once, shaping=CUSTOMERS).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        _insert(connection, "customers", 1, 1)
+        bridge.caught_up()
+        with connection.transaction():
+            connection.execute("ALTER TABLE customers RENAME TO clients")
+            _insert(connection, "clients", 2, 100)
+    lost = ("shaping.columns", "shaping.masks", "shaping.filters", "ssn", "email")
+    _refused(bridge, "public.clients", "public.customers", *lost)
+    corrected = new_bridge(at_once, shaping=BOTH).start().streaming()
+    corrected.caught_up()
+    with psycopg.connect(conninfo, autocommit=True) as connection:  # and back
+        connection.execute("ALTER TABLE clients RENAME TO customers")
+        _insert(connection, "customers", 101, 101)
+    corrected.caught_up()
+    assert corrected.stop() == 0, corrected.output
+    assert len([*corrected.events("clients")]) == 99
+    assert len([*corrected.events("customers")]) == 2
+    assert not [hidden for hidden in HIDDEN if hidden in everything(corrected)]
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        streamed = connection.execute(
+            "SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = %s", [bridge.slot]
+        ).fetchone()
+    assert streamed is not None
+    assert streamed[0]
+
+
+def test_a_table_that_is_moved_while_no_bridge_runs_is_not_published_unmasked(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, shaping=CUSTOMERS).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        _insert(connection, "customers", 1, 1)
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        connection.execute("ALTER TABLE customers SET SCHEMA pay")
+        connection.execute("TRUNCATE pay.customers")
+        _insert(connection, "pay.customers", 2, 2)
+    _refused(bridge.start(), "pay.customers", "public.customers", "shaping.masks")
+    told: dict[str, Any] = {
+        "columns": {**CUSTOMERS["columns"], "pay.customers": {}},
+        "masks": {**CUSTOMERS["masks"], "pay.customers": {}},
+        "filters": {**CUSTOMERS["filters"], "pay.customers": "true"},
+    }
+    open_one = new_bridge(conninfo, shaping=CUSTOMERS | told).start().streaming()
+    open_one.caught_up()
+    assert open_one.stop() == 0, open_one.output
+    records = committed(bridge.kafka.bootstrap_servers, f"{bridge.prefix}.pay.customers")
+    rows = [json.loads(value or b"")["after"] for _, _, value in records]
+    assert {"id": 2, "name": "n2", "ssn": "secret-s", "email": "secret-e"} in rows
+
+
+def test_a_table_whose_name_another_one_has_taken_is_not_published_unmasked(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, shaping=CUSTOMERS).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        _insert(connection, "customers", 1, 1)
+        bridge.caught_up()
+        connection.execute("ALTER TABLE customers RENAME TO clients")
+        connection.execute("ALTER INDEX customers_pkey RENAME TO clients_pkey")
+        _make(connection)
+        _insert(connection, "customers", -7, 2)  # the rules of the name go on to apply
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        _insert(connection, "clients", 3, 3)
+    _refused(bridge.start(), "public.clients", "public.customers", "shaping.masks")
+    shapes = committed(bridge.kafka.bootstrap_servers, schema_topic(bridge.prefix))
+    events = [json.loads(value or b"") for _, _, value in shapes]
+    assert events[-1]["former_oids"] == [events[0]["oid"]], "compaction must not take it away"
+
+
+def test_a_table_that_was_left_out_is_not_published_under_another_schema_name(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """Kafka has nothing of it: the catalog had, when the session began."""
+    bridge = new_bridge(conninfo, shaping=CUSTOMERS).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("ALTER SCHEMA pay RENAME TO wages")
+        connection.execute("INSERT INTO wages.salaries VALUES (2, 'secret-n')")
+    _refused(bridge, "wages.salaries", "pay.salaries", "shaping.exclude")
