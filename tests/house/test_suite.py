@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interpreters import ends, folders, interpreters
+from tests.interpreters import Version, ends, folders, interpreters
 from tests.long_tests import LONG
 from tests.providers.interface import Provider
 from tests.serverless import NEEDS_SERVERS
@@ -47,7 +47,7 @@ def test_each_version_of_python_is_tried_once_and_a_broken_one_is_named(tmp_path
 
 
 def test_the_oldest_and_the_newest_python_are_the_ends() -> None:
-    found = {(3, 11, n): Path(f"python3.11.{n}") for n in (2, 7, 9)}
+    found: dict[Version, Path] = {(3, 11, n): Path(f"python3.11.{n}") for n in (2, 7, 9)}
     assert list(ends(found)) == [(3, 11, 2), (3, 11, 9)]
     assert list(ends({(3, 11, 2): Path("python3")})) == [(3, 11, 2)] and not ends({})
 

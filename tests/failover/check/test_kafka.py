@@ -154,6 +154,7 @@ def test_watch_judges_the_record_as_it_is_now(bridged: Examiner, tmp_path: Path)
             # A busy broker answers late, and the record is not judged in that round.
             judged = partial(is_judged, kafka)
             found = eventually(judged, what="Kafka's record is judged")
+            assert found is not None
             assert found["severity"] == "ok", found
             assert parse_lsn(found["Kafka"]) >= end
     finally:
