@@ -34,6 +34,7 @@ from spark_consumers.epochs.parking import Parking
 from spark_consumers.epochs.publication import TableCommit, publish
 from spark_consumers.epochs.rebuilds import Rebuilds, Topics
 from spark_consumers.epochs.report import EpochReport, table_report
+from spark_consumers.epochs.small_topics import SmallTopics
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.epochs.table_writer import Work
 from spark_consumers.epochs.topic_summary import TopicSummary
@@ -42,9 +43,7 @@ from spark_consumers.events.shape import in_use
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.tables import OpenTable, State, Tables
-from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.reader import PATIENCE_S, TopicOffsets
-from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, Transactions
 from spark_consumers.liveness import tick
@@ -69,10 +68,8 @@ class EpochRunner:
         self._topics = topics = TopicOffsets(kafka, patience_s=PATIENCE_S)
         whole = self._settings.on_bad_event == "quarantine"
         self._reader = EventReader(spark, kafka, topics, settings.registry, whole=whole)
-        parks = self._settings.on_refused_table == "park"
-        self._shapes = ShapeLog(kafka, topics, self._naming, self._follows, keeps_refused=parks)
-        self._divergences = Divergences(kafka, topics)
-        self._dead = DeadLetters(kafka, topics, self._follows)
+        self.small_topics = SmallTopics(kafka, topics, self._settings, self._naming)
+        self._shapes, self._dead = self.small_topics.shapes, self.small_topics.dead
         self._asked = self._ledger.asked(spark)
         self._states = {
             name: state
@@ -85,6 +82,7 @@ class EpochRunner:
         self.parking = Parking(spark, self._settings, self._tables, self._ledger, self._states)
         record = self._ledger.last(spark)
         self._unrecorded = record is None
+        self.small_topics.expect_noted(self._ledger, spark, before=record is not None)
         self._states |= with_epoch(self._states, record)
         self._record, self._redo_lsn = last_epoch(self._states, record)
         self.parking.recall(self._record, self._follows)
@@ -156,8 +154,7 @@ class EpochRunner:
     def close(self) -> None:
         """Close the connections to the broker, and give back the key indexes."""
         self._stage.close()
-        for tail in (self._shapes, self._dead, self._divergences):
-            tail.close()
+        self.small_topics.close()
 
     def take(self, records: DataFrame, offset: int) -> None:
         """Take in records of the transaction topic, all from `self.offset` up to `offset`.
@@ -286,8 +283,7 @@ class EpochRunner:
         """
         if not self._current:
             self._topics.refresh()
-            self._divergences.require_none()
-            self._shapes.read()
+            self.small_topics.read()
             self._current = True
 
     def _open(self, cut: Cut) -> dict[str, OpenTable]:
@@ -372,6 +368,7 @@ class EpochRunner:
                 break
         else:
             raise catalog.overtaken(self._ledger.identifier)
+        self.small_topics.note(self._ledger, self._spark)
         self._ledger.thin_at_times(self._spark, epoch)
         self._record, self._states, self._unrecorded = record, states, False
         self._recorded_ms = int(time.time() * 1000)

@@ -215,20 +215,20 @@ class Ledger:
 
     def asked(self, spark: SparkSession) -> str:
         """Return what was last asked of the tables (`ask`), "" for nothing."""
+        return self.noted(spark).get(ASKED, "")
+
+    def noted(self, spark: SparkSession) -> Mapping[str, str]:
+        """Return the properties of the record's table, which commands and `run` set."""
         if not spark.catalog.tableExists(self.identifier):
-            return ""
-        return catalog.properties(catalog.load(spark, self.identifier)).get(ASKED, "")
+            return {}
+        return catalog.properties(catalog.load(spark, self.identifier))
 
     def unparked(self, spark: SparkSession) -> dict[str, Unpark]:
         """Return the tables that an operator wants to return, each with what was asked."""
-        if not spark.catalog.tableExists(self.identifier):
-            return {}
-        found = catalog.properties(catalog.load(spark, self.identifier))
+        found = self.noted(spark)
         accepted = json.loads(found.get(ACCEPTED, "{}"))
-        return {
-            str(name): Unpark(int(at_ms), int(accepted.get(name, NEVER)))
-            for name, at_ms in json.loads(found.get(UNPARK, "{}")).items()
-        }
+        asked = json.loads(found.get(UNPARK, "{}"))
+        return {str(n): Unpark(int(at), int(accepted.get(n, NEVER))) for n, at in asked.items()}
 
     def unpark(
         self,
@@ -258,10 +258,11 @@ class Ledger:
             ACCEPTED: json.dumps(accepted),
             ASKED: f"unpark at {time.time()}",
         }
-        self._set(spark, values)
+        self.note(spark, values)
 
     @_AGAIN
-    def _set(self, spark: SparkSession, values: Mapping[str, str]) -> None:
+    def note(self, spark: SparkSession, values: Mapping[str, str]) -> None:
+        """Set properties of the record's table, which must exist."""
         catalog.set_properties(catalog.load(spark, self.identifier), values)
 
 

@@ -121,6 +121,7 @@ class Stream:
         record = self._runner.record
         known = record.transaction_offset is not None
         self._runner.topic.require_same(record.transaction_topic_id, before=known)
+        self._runner.small_topics.require_same()
         self._from_first = known or offset == 0
         taken = self._take_checkpoint(offset)
         read_to = self._runner.offset

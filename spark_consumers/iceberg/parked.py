@@ -20,6 +20,7 @@ from schemas.errors import (
     SlotbridgeError,
 )
 from schemas.lsn import format_lsn
+from spark_consumers.kafka.small_topic_tail import MadeAgainError
 
 _REASON_MAX: Final = 300
 _OF_ONE_TABLE: Final = (
@@ -73,7 +74,10 @@ def parked_by(
 def concerns_one_table(error: SlotbridgeError) -> bool:
     """Tell whether an error that came of one table's part of an epoch leaves the others whole.
 
-    A passing error, a full disk or a missing privilege would meet the other tables, too.
+    A passing error, a full disk, a missing privilege or a topic of all tables that was made again
+    would meet the other tables, too.
     """
+    if isinstance(error, MadeAgainError):
+        return False
     kinds = (BadInput, OperatorNeeded, SettingsError, SetupError)
     return isinstance(error, kinds) and error.exit_code in _OF_ONE_TABLE

@@ -11,21 +11,21 @@ class Divergences:
     """Accepted divergences: the new timeline uses LSNs of the lost transactions again."""
 
     def __init__(self, kafka: KafkaSettings, topics: TopicOffsets) -> None:
-        self._following = SmallTopicTail(kafka, topics, divergence_topic(kafka.topic_prefix))
+        self.tail = SmallTopicTail(kafka, topics, divergence_topic(kafka.topic_prefix))
 
     def close(self) -> None:
         """Close the connections to the broker."""
-        self._following.close()
+        self.tail.close()
 
     def require_none(self) -> None:
         """Raise OperatorNeeded if a divergence was accepted."""
-        for record in self._following.new():
-            found = self._following.parsed(record, DivergenceRecord)
+        for record in self.tail.new():
+            found = self.tail.parsed(record, DivergenceRecord)
             raise OperatorNeeded(
                 f"Kafka has {found.count} transactions of timeline {found.lost_timeline} that the "
                 "database lost at a failover: tables made of these topics would contain them",
                 operation="read transactions",
-                subject=self._following.topic,
+                subject=self.tail.topic,
                 lsn=found.switch_lsn,
                 hint="start over: a new slot, a new kafka.topic_prefix, with it a new namespace",
             )

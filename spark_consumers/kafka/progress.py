@@ -1,6 +1,6 @@
 """Reads the bridge's last progress record: up to where Kafka has events, and of which server."""
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.events import SETTLING_KEY_PREFIX, ProgressRecord, progress_topic
 from schemas.settings import KafkaSettings
 from spark_consumers.kafka.reader import TopicOffsets
@@ -25,12 +25,19 @@ class ProgressTail:
         self._tail.close()
 
     def last(self) -> ProgressRecord:
-        """Return the slot's last record. Raise Retryable (NOT_JUDGED) where Kafka has none."""
-        self._take()
-        if self._last is None:  # other slots have written since
-            self._tail.close()
-            self._tail = self._make(None)
+        """Return the slot's last record. Raise Retryable (NOT_JUDGED) where Kafka has none.
+
+        A failed read forgets the record that was known: the topic may be gone, or another one.
+        """
+        try:
             self._take()
+            if self._last is None:  # other slots have written since
+                self._begin(None)
+                self._take()
+        except SlotbridgeError:
+            self._last = None
+            self._begin(_OFFSETS_MAX)
+            raise
         if self._last is None:
             raise Retryable(
                 "Kafka has not a progress record of the slot",
@@ -40,6 +47,10 @@ class ProgressTail:
                 exit_code=ExitCode.NOT_JUDGED,
             )
         return self._last
+
+    def _begin(self, offsets_max: int | None) -> None:
+        self._tail.close()
+        self._tail = self._make(offsets_max)
 
     def _make(self, offsets_max: int | None) -> SmallTopicTail:
         topic = progress_topic(self._kafka.topic_prefix)

@@ -28,7 +28,7 @@ class ShapeLog:
         """Read shapes; `keeps_refused`: `require` raises for a refused table, and not `read`."""
         self._keeps_refused = keeps_refused
         self._refused: dict[str, SetupError] = {}
-        self._following = SmallTopicTail(kafka, topics, schema_topic(kafka.topic_prefix))
+        self.tail = SmallTopicTail(kafka, topics, schema_topic(kafka.topic_prefix))
         self._naming = naming
         self._follows = follows
         self._shapes: dict[str, list[Shape]] = {}
@@ -37,11 +37,11 @@ class ShapeLog:
     @property
     def topic(self) -> str:
         """The name of the schema topic."""
-        return self._following.topic
+        return self.tail.topic
 
     def close(self) -> None:
         """Close the connections to the broker."""
-        self._following.close()
+        self.tail.close()
 
     def read(self) -> None:
         """Take in what has been written up to now.
@@ -49,8 +49,8 @@ class ShapeLog:
         Raise SetupError when two tables share a topic or rows have no identity, BadInput for a
         record that is not a SchemaEvent.
         """
-        for record in self._following.new():
-            event = self._following.parsed(record, SchemaEvent)
+        for record in self.tail.new():
+            event = self.tail.parsed(record, SchemaEvent)
             name = f"{event.schema_}.{event.table}"
             if self._follows(name):
                 try:
@@ -150,7 +150,7 @@ class DeadLetters:
     def __init__(
         self, kafka: KafkaSettings, topics: TopicOffsets, follows: Callable[[str], bool]
     ) -> None:
-        self._following = SmallTopicTail(kafka, topics, dead_topic(kafka.topic_prefix))
+        self.tail = SmallTopicTail(kafka, topics, dead_topic(kafka.topic_prefix))
         self._follows = follows
         self._letters: list[Lacking] = []
         self._named: set[str] = set()
@@ -158,15 +158,15 @@ class DeadLetters:
     @property
     def topic(self) -> str:
         """The topic of dead letters."""
-        return self._following.topic
+        return self.tail.topic
 
     def close(self) -> None:
         """Close the connections to the broker."""
-        self._following.close()
+        self.tail.close()
 
     def between(self, after_lsn: int, upto_lsn: int) -> list[Lacking]:
         """Return the dead letters of transactions after `after_lsn`, up to and with `upto_lsn`."""
-        self._letters += self._read(self._following.new())
+        self._letters += self._read(self.tail.new())
         self._letters = [x for x in self._letters if x.position.commit_lsn > after_lsn]
         return [x for x in self._letters if x.position.commit_lsn <= upto_lsn]
 
@@ -176,11 +176,11 @@ class DeadLetters:
         The answer is true also where it can't be known any more, because the topic of dead letters
         has lost its beginning. Call this after `between`.
         """
-        return table in self._named or self._following.lost_beginning
+        return table in self._named or self.tail.lost_beginning
 
     def _read(self, records: Iterable[CommittedRecord]) -> Iterable[Lacking]:
         for record in records:
-            letter = self._following.parsed(record, DeadLetter)
+            letter = self.tail.parsed(record, DeadLetter)
             if letter.table and self._follows(letter.table):
                 self._named.add(letter.table)
                 yield Lacking(

@@ -2,20 +2,35 @@
 
 An END is read before the markers of its Kafka transaction may have reached other topics. Whoever
 needs what belongs to it reads those up to where they were written when the END was there.
+
+A topic that was deleted and made again has other records at the same offsets: it has another id,
+which is compared before and after each read.
 """
 
 import time
 from typing import NamedTuple, TypeVar
 
+import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from pydantic import BaseModel, ValidationError
 
-from schemas.errors import BadInput, ExitCode, Retryable
+from schemas.errors import BadInput, ExitCode, OperatorNeeded, Retryable
 from schemas.settings import KafkaSettings
 from services.kafka.client import passing
 from spark_consumers.kafka.reader import TopicOffsets, client_options, kafka_failure
 
+log = structlog.get_logger()
 READ_DEADLINE_S = 60.0
+_SHOWN_WITHIN_S = 5.0
+"""How long a topic that was there may be missing, as it is being made."""
+_LOOK_S = 0.2
+TOPIC_IDS = "slotbridge.small_topic_ids"
+"""Property of the table `_epochs`: {small topic: its id when the tables read it last}."""
+MADE_AGAIN_HINT = (
+    "if the new topic lacks records, fill new tables under another tables.namespace; if it has "
+    "all, take it for the former one: stop `slottables run`, ALTER TABLE … _epochs UNSET "
+    f"TBLPROPERTIES ('{TOPIC_IDS}'), start `run`"
+)
 _POLL_S = 1.0
 _MANY = 5000
 Document = TypeVar("Document", bound=BaseModel)
@@ -46,6 +61,10 @@ def consumer(kafka: KafkaSettings) -> Consumer:
     )
 
 
+class MadeAgainError(OperatorNeeded):
+    """A topic was deleted and made again: no table is at fault, so that none is parked for it."""
+
+
 class SmallTopicTail:
     """The committed records of a topic, each given once."""
 
@@ -64,20 +83,73 @@ class SmallTopicTail:
         self._at: dict[int, int] = {}
         self.lost_beginning = False
         """Whether the topic's first records were gone already when it was first read."""
+        self.id = ""
+        """Kafka's id of the topic that is read, "" while it is not known."""
+        self._told = False
 
     def close(self) -> None:
         """Close the connections to the broker."""
         self._consumer.close()
 
+    def expect(self, known_id: str) -> None:
+        """Refuse a topic with another id than `known_id`, that of an earlier process."""
+        self.id = known_id
+
     def new(self, deadline_s: float = READ_DEADLINE_S) -> list[CommittedRecord]:
         """Return the committed records that were written up to now, by partition and offset.
 
-        Wait for open transactions; raise Retryable when they don't end in time. What was read until
-        then is not given again: begin a new tail.
+        Wait for open transactions; raise Retryable when they don't end in time, and as
+        `require_same` does. What was read until then is not given again: begin a new tail.
         """
-        partitions = self._topics.partitions(self.topic)
+        partitions = self.require_same()
         if not partitions:
             return []
+        found = self._read(partitions, deadline_s)
+        self.require_same()  # so the records are of the topic that was asked for before
+        return found
+
+    def require_same(self) -> tuple[int, ...]:
+        """Return the topic's partitions, () for a topic that was never there.
+
+        Raise MadeAgainError where the topic was made again, Retryable where one that was there is
+        missing for 5 s. A topic whose id Kafka does not tell is not judged; the log says so once.
+        """
+        deadline = time.monotonic() + _SHOWN_WITHIN_S
+        while True:
+            self._topics.refresh(self.topic)
+            partitions = self._topics.partitions(self.topic)
+            if partitions:
+                self._compare(self._topics.id(self.topic))
+            if partitions or not (self.id or self._at):
+                return partitions
+            if time.monotonic() > deadline:
+                raise Retryable(
+                    "Kafka does not show the topic any more",
+                    operation="read Kafka",
+                    subject=self.topic,
+                    hint="check that nobody has deleted it and that this principal may describe it",
+                    exit_code=ExitCode.KAFKA_UNREACHABLE,
+                )
+            time.sleep(_LOOK_S)
+
+    def _compare(self, found: str) -> None:
+        if self.id and found and self.id != found:
+            raise MadeAgainError(
+                "the topic was deleted and made again: it may lack records that were not read yet",
+                operation="read Kafka",
+                subject=self.topic,
+                hint=MADE_AGAIN_HINT,
+            )
+        if not found and (self.id or self._at) and not self._told:
+            self._told = True
+            log.warning(
+                "not judged: whether the topic was deleted and created again",
+                topic=self.topic,
+                why="Kafka tells no id",
+            )
+        self.id = found or self.id
+
+    def _read(self, partitions: tuple[int, ...], deadline_s: float) -> list[CommittedRecord]:
         self._assign(partitions)
         ends = self._topics.written({self.topic: partitions})[self.topic]
         found = []

@@ -1,0 +1,190 @@
+"""Small topics that were deleted and made again, on a real broker, without Spark."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
+from schemas.events import ProgressRecord, progress_topic
+from schemas.settings import KafkaSettings
+from spark_consumers.iceberg.parked import concerns_one_table
+from spark_consumers.kafka.progress import ProgressTail
+from spark_consumers.kafka.reader import Offsets, TopicOffsets
+from spark_consumers.kafka.small_topic_tail import SmallTopicTail
+from tests.providers.interface import Broker
+from tests.providers.waiting import eventually
+
+
+class Topic:
+    """A topic of one partition, with records that the test writes."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.name = name
+        self._servers: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": broker.bootstrap_servers
+        }
+        self._admin = AdminClient(self._servers)
+
+    def make(self) -> None:
+        self._admin.create_topics([NewTopic(self.name, 1, 1)])[self.name].result(30)
+
+    def drop(self) -> None:
+        self._admin.delete_topics([self.name])[self.name].result(30)
+        eventually(
+            lambda: self.name not in self._admin.list_topics(timeout=20).topics,
+            what="the topic is gone",
+            timeout_s=60,
+        )
+
+    def write(self, *values: str) -> None:
+        producer = Producer(self._servers)
+        for value in values:
+            producer.produce(self.name, value, "slot")
+        assert producer.flush(30) == 0
+
+
+@pytest.fixture
+def settings(kafka: Broker, topic_prefix: str) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
+
+
+@pytest.fixture
+def topic(kafka: Broker, topic_prefix: str) -> Topic:
+    made = Topic(kafka, progress_topic(topic_prefix))
+    made.make()
+    made.write(record(100), record(200))
+    return made
+
+
+NewTail = Callable[[], SmallTopicTail]
+
+
+@pytest.fixture
+def new_tail(settings: KafkaSettings, topic: Topic) -> Iterator[NewTail]:
+    made: list[SmallTopicTail] = []
+
+    def make() -> SmallTopicTail:
+        made.append(SmallTopicTail(settings, TopicOffsets(settings), topic.name))
+        return made[-1]
+
+    yield make
+    for tail in made:
+        tail.close()
+
+
+def record(end_lsn: int) -> str:
+    found = ProgressRecord(
+        slot="slot",
+        system_identifier="1",
+        timeline=1,
+        commit_lsn=end_lsn - 8,
+        end_lsn=end_lsn,
+        seq=0,
+        ts_ms=0,
+    )
+    return found.model_dump_json()
+
+
+def test_a_topic_that_was_made_again_is_refused(topic: Topic, new_tail: NewTail) -> None:
+    tail = new_tail()
+    assert len(tail.new()) == 2
+    topic.drop()
+    topic.make()
+    topic.write(*map(record, (300, 400, 500)))
+    with pytest.raises(OperatorNeeded, match="deleted and made again") as found:
+        tail.new()
+    assert (found.value.subject, found.value.exit_code) == (topic.name, ExitCode.WITNESSES_DISAGREE)
+    assert found.value.hint and not concerns_one_table(found.value)
+    # The next process, which knows the id from the last epoch's, refuses the topic, too.
+    later = new_tail()
+    later.expect(tail.id)
+    with pytest.raises(OperatorNeeded, match="deleted and made again"):
+        later.new()
+    assert len(new_tail().new()) == 3
+
+
+def test_a_topic_that_is_made_again_within_the_read_is_refused(
+    topic: Topic, new_tail: NewTail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = new_tail()
+    assert len(tail.new()) == 2
+    written = TopicOffsets.written
+
+    def slow(topics: TopicOffsets, partitions: dict[str, tuple[int, ...]]) -> Offsets:
+        topic.drop()
+        topic.make()
+        found: list[Offsets] = []
+
+        def answers() -> bool:
+            with contextlib.suppress(Retryable):
+                found.append(written(topics, partitions))
+            return bool(found)
+
+        eventually(answers, what="Kafka tells the end of the new topic")
+        return found[0]
+
+    monkeypatch.setattr(TopicOffsets, "written", slow)
+    with pytest.raises(OperatorNeeded, match="deleted and made again"):
+        tail.new()
+
+
+def test_a_topic_that_is_gone_has_some_seconds_to_come_again(
+    topic: Topic, new_tail: NewTail
+) -> None:
+    tail, patient = new_tail(), new_tail()
+    assert len(tail.new()) == len(patient.new()) == 2
+    topic.drop()
+    began = time.monotonic()
+    with pytest.raises(Retryable, match="does not show the topic") as found:
+        tail.new()
+    assert found.value.exit_code == ExitCode.KAFKA_UNREACHABLE
+    assert time.monotonic() - began >= 5
+    making = threading.Timer(0.5, topic.make)
+    making.start()
+    with pytest.raises(OperatorNeeded, match="deleted and made again"):
+        patient.new()
+    making.join()
+
+
+def test_a_topic_that_was_never_there_is_empty_at_once(settings: KafkaSettings) -> None:
+    topics = TopicOffsets(settings)
+    tail = SmallTopicTail(settings, topics, f"{settings.topic_prefix}.none")
+    began = time.monotonic()
+    assert (tail.new(), tail.id) == ([], "")
+    assert time.monotonic() - began < 5
+    tail.close()
+
+
+def test_a_broker_that_tells_no_ids_is_not_judged_and_told_once(
+    new_tail: NewTail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TopicOffsets, "id", lambda *_: "")
+    tail = new_tail()
+    with structlog.testing.capture_logs() as told:
+        assert [len(tail.new()) for _ in range(3)] == [2, 0, 0]
+    assert [line["event"] for line in told] == [
+        "not judged: whether the topic was deleted and created again"
+    ]
+
+
+def test_the_progress_of_a_topic_that_is_gone_is_forgotten(
+    topic: Topic, settings: KafkaSettings
+) -> None:
+    tail = ProgressTail(settings, TopicOffsets(settings), "slot")
+    assert tail.last().end_lsn == 200
+    topic.drop()
+    topic.make()
+    with pytest.raises(OperatorNeeded, match="deleted and made again"):
+        tail.last()
+    with pytest.raises(Retryable, match="has not a progress record"):
+        tail.last()
+    topic.write(record(150))
+    assert tail.last().end_lsn == 150
+    tail.close()
