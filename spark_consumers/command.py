@@ -105,12 +105,12 @@ def verify(
 ) -> None:
     """Compare each table with its source at rest, or as of an LSN with Kafka's events.
 
-    Exit codes: 0 all rows are equal; 1 some differ, or a table was not judged; 19 not a single
-    table was judged.
+    Exit codes: 0 all rows are equal; 1 some differ, or a table or the source was not judged; 19
+    not a single table was judged.
     """
     with exit_codes(as_json=as_json):
         from spark_consumers.verify.as_of import verify_as_of
-        from spark_consumers.verify.comparison import verified, verify_tables
+        from spark_consumers.verify.comparison import verified, verify_lines, verify_tables
 
         settings = load_settings(config)
         with _session(settings) as spark:
@@ -122,12 +122,8 @@ def verify(
             else:
                 found = verify_tables(spark, settings, tables=names, examples_max=shown)
         code = verified(found)
-        if as_json:
-            tables = [asdict(comparison) | {"equal": comparison.equal} for comparison in found]
-            write_line(json.dumps({"equal": code == ExitCode.OK, "tables": tables}))
-        else:
-            for comparison in found:
-                write_line(comparison.line())
+        for line in verify_lines(found, as_json=as_json):
+            write_line(line)
         if code == ExitCode.NOT_JUDGED:
             sys.stderr.write("error: not a single table was judged\n")
         if code != ExitCode.OK:

@@ -8,9 +8,10 @@ Both sides become multisets of typed rows in Spark. Rows that are on one side on
 """
 
 import contextlib
+import json
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from spark_consumers.iceberg.tables import State, Tables
 from spark_consumers.sql import quoted
 from spark_consumers.verify import postgres
 from spark_consumers.verify.exported_rows import source_rows
+from spark_consumers.verify.source_identity import source_not_judged
 
 KINDS = ("missing", "extra", "different")
 CHANGELOG = "a changelog holds events, not rows that can be compared"
@@ -57,11 +59,14 @@ class TableComparison:
     not_judged: str = ""
     """Why the rows were not compared; "" if they were."""
     columns_not_judged: tuple[str, ...] = ()
+    source_not_judged: str = ""
+    """Why the source can't be shown to be the server of Kafka's events; "" if it is."""
 
     @property
     def equal(self) -> bool:
-        """Whether both sides have the same columns and the same rows, as far as was judged."""
-        return not (self.missing or self.extra or self.different or self.columns or self.not_judged)
+        """Whether both sides have the same columns and rows, and the source is the right one."""
+        unknown = self.not_judged or self.source_not_judged
+        return not (self.missing or self.extra or self.different or self.columns or unknown)
 
     def line(self) -> str:
         """Return one line for people, and one more for each example."""
@@ -73,6 +78,8 @@ class TableComparison:
         if self.columns_not_judged:
             named = ", ".join(self.columns_not_judged)
             verdict += f", not judged (shaping.large_values): {named}"
+        if self.source_not_judged:
+            verdict += ", the source is not judged"
         return "\n  ".join((f"{self.table}: {verdict} ({counts})", *self.examples))
 
 
@@ -81,6 +88,19 @@ def verified(found: Sequence[TableComparison]) -> ExitCode:
     if all(one.not_judged for one in found):
         return ExitCode.NOT_JUDGED
     return ExitCode.OK if all(one.equal for one in found) else ExitCode.CHECK_FAILED
+
+
+def verify_lines(found: Sequence[TableComparison], *, as_json: bool) -> Iterator[str]:
+    """Yield a comparison as one JSON document, or as lines for people."""
+    unknown = next((one.source_not_judged for one in found), "")
+    if as_json:
+        tables = [asdict(one) | {"equal": one.equal} for one in found]
+        told = {"equal": verified(found) == ExitCode.OK, "source_not_judged": unknown}
+        yield json.dumps(told | {"tables": tables})
+        return
+    if unknown:
+        yield f"the source is not judged: {unknown}"
+    yield from (one.line() for one in found)
 
 
 def verify_tables(
@@ -94,8 +114,8 @@ def verify_tables(
 
     By default these are the tables of the settings; else every published one and every one in the
     namespace. Both sides must be at rest: what the bridge has still under way counts as a
-    difference. The source is read in one snapshot. Raise Retryable or SetupError when it can't be
-    read.
+    difference. The source is read in one snapshot; `source_not_judged` of each comparison tells
+    whether it is the server of Kafka's events. Raise Retryable or SetupError when it can't be read.
     """
     source = require(settings.source, "source")
     configured = require(settings.tables, "tables")
@@ -103,12 +123,13 @@ def verify_tables(
     own, naming = Tables(kafka, configured), Naming(kafka.topic_prefix, settings.shaping)
     try:
         with postgres.snapshot(source) as connection:
+            unknown = source_not_judged(connection, source, kafka)
             published = postgres.published(connection, source.publication)
             existing = {n: s for n, s in own.states(spark).items() if not is_sums(n)}
             wanted = set(tables) or set(configured.tables) or set(published) | set(existing)
             rules = {name: rule_of(configured, *schema_and_table(name)) for name in wanted}
             changelogs = {name for name, rule in rules.items() if rule.kind == "changelog"}
-            return [
+            found = [
                 _filtered(name)
                 if naming.filtered(*schema_and_table(name))
                 else _compare(
@@ -122,6 +143,7 @@ def verify_tables(
                 )
                 for name in sorted(wanted - (changelogs - set(tables)))
             ]
+            return [replace(one, source_not_judged=unknown) for one in found]
     except FOREIGN as error:
         raise translated(error, "compare tables") from error
 

@@ -265,7 +265,7 @@ def drill(
     conninfo = both(trio)
     primary: Server = trio.primary
     bridge = Bridge(folder, conninfo, kafka, PREFIX, transaction_bytes_max=65536)
-    source = {"conninfo": conninfo, "publication": bridge.publication}
+    source = {"conninfo": conninfo, "publication": bridge.publication, "slot": bridge.slot}
     tables = Slottables(
         folder,
         source,

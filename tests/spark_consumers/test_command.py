@@ -122,4 +122,5 @@ def test_verify_answers_by_its_exit_code_and_shows_no_secret(
     assert process.end() == ExitCode.CHECK_FAILED, process.log()
     report = process.lines()[0]
     assert report["equal"] is False
+    assert "which server Kafka's events are of is not known" in report["source_not_judged"]
     assert report["tables"][0]["columns"] == ["no such table at the source"]

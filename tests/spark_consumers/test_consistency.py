@@ -62,7 +62,10 @@ def bank(
         connection.execute(BANK_TABLES.encode())
         connection.execute(BANK.encode())
         pipeline = new_pipeline(
-            conninfo, publication=f"p_{topic_prefix}", sums={"branch_balance": sums}
+            conninfo,
+            publication=f"p_{topic_prefix}",
+            slot=bridge.slot,
+            sums={"branch_balance": sums},
         )
         yield Bank(pipeline, bridge, conninfo)
 

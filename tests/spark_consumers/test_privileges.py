@@ -9,6 +9,7 @@ from psycopg import sql
 from schemas.errors import ExitCode, SetupError
 from schemas.settings import SourceSettings
 from spark_consumers.verify import postgres
+from spark_consumers.verify.source_identity import read_identity
 from tests.providers.interface import Provider
 from tests.providers.roles import ODD, make_roles
 
@@ -27,6 +28,8 @@ def test_the_source_is_read_as_the_scripts_role(
         connection.execute("CREATE TABLE later (id int PRIMARY KEY)")
     settings = SourceSettings(conninfo=pair.primary.conninfo(fresh_database, user=roles.tables))
     with postgres.snapshot(settings) as source:
+        identity = read_identity(source, publication)
+        assert identity.timeline and identity.publication_oid and not identity.standby
         found = postgres.published(source, publication)
         assert set(found) == {f"{ODD}.T{ODD}", "public.later"}
         columns = postgres.source_columns(source, ODD, "T" + ODD)

@@ -31,7 +31,7 @@ def test_tables_follow_a_repair(
     differ in nothing."""
     conninfo = pair.primary.conninfo(fresh_database)
     bridge = new_bridge(conninfo)
-    pipeline = new_pipeline(conninfo, publication=bridge.publication)
+    pipeline = new_pipeline(conninfo, publication=bridge.publication, slot=bridge.slot)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         bridge.start().streaming()
         fill(connection)

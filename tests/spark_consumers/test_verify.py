@@ -53,7 +53,7 @@ def bridged(
         connection.execute(ROWS.encode())
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
-    yield new_pipeline(conninfo, publication=f"p_{topic_prefix}"), conninfo
+    yield new_pipeline(conninfo, publication=f"p_{topic_prefix}", slot=bridge.slot), conninfo
 
 
 def restored_as_at_the_source(pipeline: Pipeline, conninfo: str, into: str) -> None:
@@ -107,7 +107,12 @@ def test_equal_tables_and_planted_differences(
         "computed": {"public.emptied": {"note": "'-'", "other": "1"}},
     }
     publication = pipeline.settings.source.publication if pipeline.settings.source else ""
-    shaped = new_pipeline(conninfo, publication=publication, shaping=shaping)
+    slot = pipeline.settings.source.slot if pipeline.settings.source else ""
+    shaped = new_pipeline(conninfo, publication=publication, slot=slot, shaping=shaping)
+    foreign = new_pipeline(conninfo, publication=publication, slot="of_nobody")
+    (unknown,) = verify_tables(pipeline.spark, foreign.settings, tables=["public.log"])
+    assert not unknown.equal and not unknown.missing and not unknown.not_judged
+    assert "not a progress record of the slot" in unknown.source_not_judged
     judged = verify_tables(pipeline.spark, shaped.settings, tables=["public.log", "public.emptied"])
     assert [comparison.equal for comparison in judged] == [True, False]
     assert judged[1].line().startswith("public.log: not judged: shaping.filters")
@@ -184,7 +189,9 @@ def test_columns_with_large_values_hold_references_and_are_not_judged(
         )
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
-        pipeline = new_pipeline(conninfo, publication=f"p_{topic_prefix}", shaping=shaping)
+        pipeline = new_pipeline(
+            conninfo, publication=f"p_{topic_prefix}", slot=bridge.slot, shaping=shaping
+        )
         assert pipeline.stream()
         ((_, body, photo, _),) = [tuple(row) for row in pipeline.rows("doc")]
         references = [
