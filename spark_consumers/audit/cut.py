@@ -28,6 +28,7 @@ from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 
 _POLL_S = 0.2
+_RUNNING = "see that bridge and `slottables run` are running, or raise tables.audit_deadline_ms"
 
 
 class Cuts:
@@ -109,6 +110,13 @@ class Cuts:
         topic.exists()
         before = base.transaction_offset is not None
         topic.require_same(base.transaction_topic_id, before=before)
+        if topic.first() > (base.transaction_offset or 0):
+            raise self._not_judged(
+                lsn,
+                "Kafka has deleted transactions since the last epoch before the snapshot: nobody "
+                "can tell which one was the last",
+                hint=f"keep {topic.name} for longer (retention.ms), and audit again",
+            )
         start = topic.require(base.transaction_offset)
         end = self._written()
         if start >= end:
@@ -132,12 +140,12 @@ class Cuts:
         if self._stop.wait(_POLL_S):
             raise self._not_judged(lsn, "the audit was stopped")
 
-    def _not_judged(self, lsn: int, why: str) -> Retryable:
+    @staticmethod
+    def _not_judged(lsn: int, why: str, hint: str = _RUNNING) -> Retryable:
         return Retryable(
             why,
             operation=OPERATION,
             lsn=lsn or None,
-            hint="see that bridge and `slottables run` are running, or raise "
-            "tables.audit_deadline_ms",
+            hint=hint,
             exit_code=ExitCode.NOT_JUDGED,
         )

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
-from spark_consumers.epochs import incomplete_tables, quiet
+from spark_consumers.epochs import event_count, incomplete_tables, quiet
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
 from spark_consumers.epochs.last_epoch import last_epoch, lost_transactions, with_epoch
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
@@ -198,7 +198,8 @@ class EpochRunner:
         without = self._refused_by_kafka(self._log.leave_out(cut, had), had)
         opened = self._open(cut)
         anew = incomplete_tables.made_anew(self._dead, opened)
-        lacking = {*without, *anew, *self.parking.uncounted()}
+        nobody = event_count.uncounted(self._spark, self.topic, self._record, opened, self.parking)
+        lacking = {*without, *anew, *nobody}
         incomplete_tables.mark(self._spark, cut.commit_lsn, lacking, opened, self._states)
         taken = self._read(cut, opened, without)
         try:

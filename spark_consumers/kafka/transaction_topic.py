@@ -27,6 +27,9 @@ _END = (
 )
 _TRACE = f"CAST(filter(headers, h -> h.key = '{TRACEPARENT}')[0].value AS string)"
 OPERATION = "read transactions"
+_BEFORE_ALL = -1
+_AFTER_ALL = 2**63 - 1
+_FIRST_RECORDS = 1_000
 log = structlog.get_logger()
 
 
@@ -58,6 +61,22 @@ class TransactionTopic:
             raise self._order_lost(len(partitions))
         return bool(partitions)
 
+    def first(self) -> int:
+        """Return the offset of the first record that Kafka still has."""
+        return self._topics.first({self.name: (0,)})[self.name][0]
+
+    def oldest_lsn(self, spark: SparkSession) -> int:
+        """Return the commit LSN of the first transaction that Kafka has, if it has deleted others.
+
+        -1 where it has deleted none; 2^63 - 1 where it has no END any more.
+        """
+        first = self.first()
+        if not first:
+            return _BEFORE_ALL
+        end = min(first + _FIRST_RECORDS, self.stable())
+        found = self.ends(self.between(spark, first, end), _BEFORE_ALL) if first < end else iter(())
+        return next((event.commit_lsn for event in found), _AFTER_ALL)
+
     def stable(self) -> int:
         """Return the offset up to which it can be read now."""
         return self._topics.stable({self.name: (0,)})[self.name][0]
@@ -67,7 +86,7 @@ class TransactionTopic:
 
         Raise OperatorNeeded where Kafka does not have that record any more, or never had it.
         """
-        first = self._topics.first({self.name: (0,)})[self.name][0]
+        first = self.first()
         if offset is None:
             return first
         if not first <= offset <= self.stable():

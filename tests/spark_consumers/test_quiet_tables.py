@@ -1,11 +1,15 @@
 """Tables without events beside others that are busy: Kafka may delete what brings them nothing."""
 
+import contextlib
+from threading import Event
+
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from schemas.errors import OperatorNeeded
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from schemas.events import transaction_topic
+from spark_consumers.audit.cut import Cuts
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
@@ -81,3 +85,16 @@ def test_tables_that_were_quiet_for_a_moment_get_no_epoch_of_it(pipeline: Pipeli
     insert(pipeline, BUSY, 1, 2)
     assert pipeline.stream() == []
     assert len(epochs(pipeline)) == 1
+
+
+def test_an_audit_does_not_judge_what_kafka_has_deleted(pipeline: Pipeline) -> None:
+    """The deleted transaction may be the last one before the snapshot, by which epochs are cut."""
+    insert(pipeline, QUIET, 2)
+    lsn = pipeline.publisher.commit_lsn + 1
+    forget(pipeline)
+    cuts = Cuts(pipeline.spark, pipeline.settings, lambda _: True, Event())
+    deleted = pytest.raises(Retryable, match="Kafka has deleted transactions")
+    with contextlib.closing(cuts), deleted as raised:
+        cuts._target(lsn)
+    assert raised.value.exit_code is ExitCode.NOT_JUDGED
+    assert "retention.ms" in raised.value.hint

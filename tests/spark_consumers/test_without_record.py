@@ -1,15 +1,21 @@
 """Tables without a record of epochs, each at another commit LSN: what each lacks is counted."""
 
 from collections import Counter
+from collections.abc import Mapping
 from unittest.mock import create_autospec
 
 import pytest
+import structlog
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from spark_consumers.epochs import incomplete_tables
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.events.shape import CommitPosition
 from spark_consumers.iceberg import catalog
+from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, Lacking
+from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, EndEvent, Transactions
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
@@ -58,6 +64,43 @@ def test_tables_at_three_lsns_without_a_record_lack_nothing(
     assert not pipeline.runner.parking.tables
     for table in TABLES:
         assert [row.id for row in pipeline.rows(table.name)] == [1, 2, 3, 4]
+
+
+def test_events_of_transactions_that_kafka_has_deleted_are_not_judged(
+    new_pipeline: NewPipeline,
+) -> None:
+    """One table was put back to before them, another to where Kafka has all that comes next."""
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(*TABLES)
+    for number in (1, 2, 3):
+        every(pipeline, number)
+        pipeline.apply()
+    pipeline.restart()
+    put_back(pipeline, "first", 2)
+    put_back(pipeline, "second", 1)
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    delete_before_end(pipeline, 2)
+    with structlog.testing.capture_logs() as told:
+        pipeline.step()
+    (line,) = [one for one in told if "it has deleted transactions" in one["event"]]
+    assert line["tables"] == "public.first"
+    lacks = [catalog.LACKS in properties(pipeline, table) for table in TABLES]
+    assert lacks == [True, False, False]
+    assert [row.id for row in pipeline.rows("first")] == [1, 2, 3]
+
+
+def properties(pipeline: Pipeline, table: SourceTable) -> Mapping[str, str]:
+    return catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(table.name)))
+
+
+def delete_before_end(pipeline: Pipeline, number: int) -> None:
+    """Delete what comes before a transaction's END in its topic, as retention does."""
+    topic = TransactionTopic(pipeline.kafka, TopicOffsets(pipeline.kafka), lambda _: True)
+    ends = list(topic.ends(topic.between(pipeline.spark, 0, topic.stable()), -1))
+    admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
+    place = TopicPartition(topic.name, 0, ends[number - 1].offset)
+    for future in admin.delete_records([place]).values():
+        future.result(30)
 
 
 def test_dead_letters_that_a_table_has_come_past_are_over() -> None:

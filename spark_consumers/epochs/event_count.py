@@ -1,0 +1,45 @@
+"""The tables whose events nobody counts, where an epoch's transactions count those of the others.
+
+Reading begins at the first transaction that Kafka has, where no record of epochs tells which one is
+next. Kafka may have deleted others that came before: what the rest counts is not the whole then.
+"""
+
+from collections.abc import Mapping
+
+import structlog
+from pyspark.sql import SparkSession
+
+from spark_consumers.epochs.ledger import EpochRecord
+from spark_consumers.epochs.parking import Parking
+from spark_consumers.iceberg.tables import NEVER, OpenTable
+from spark_consumers.kafka.transaction_topic import TransactionTopic
+
+log = structlog.get_logger()
+
+
+def uncounted(
+    spark: SparkSession,
+    topic: TransactionTopic,
+    record: EpochRecord,
+    opened: Mapping[str, OpenTable],
+    parking: Parking,
+) -> set[str]:
+    """Return the tables that an epoch after `record` brings events, but may lack some of them.
+
+    These are parked ones that return without a count, and tables that were put back to a commit LSN
+    whose next transactions Kafka has deleted. Tables that are made from Kafka's first event on are
+    only named in the log: what their topics have is there.
+    """
+    found = parking.uncounted()
+    if record.transaction_offset is not None:
+        return found
+    oldest_lsn = topic.oldest_lsn(spark)
+    lacking = {name for name, table in opened.items() if table.commit_lsn < oldest_lsn}
+    if lacking:
+        log.warning(
+            "not judged: whether Kafka has all events that the tables lack, as it has deleted "
+            "transactions that count them",
+            topic=topic.name,
+            tables=", ".join(sorted(lacking)),
+        )
+    return found | {name for name in lacking if opened[name].commit_lsn != NEVER}
