@@ -160,6 +160,8 @@ class Session:
         reach("stopping")
         heartbeat.commits_wait = False
         group_commit.finish()
+        if self._parts.snapshot is not None:
+            self._parts.snapshot.narration.tell()
         heartbeat.perform(self._parts.primary, self._parts.ledger)
         heartbeat.commits_wait = False
         group_commit.note()

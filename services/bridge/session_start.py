@@ -346,6 +346,7 @@ class _Opening:
             encoders=encoding.encoders,
             take=group_commit.take,
             while_waiting=liveness.commit_and_tick,
+            durable_lsn=group_commit.durable_lsn,
         )
         self._resources.callback(snapshot.close)
         return snapshot

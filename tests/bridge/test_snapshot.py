@@ -71,6 +71,22 @@ def test_a_second_start_reads_nothing_again_but_a_table_that_is_new(
     assert sorted(event["op"] for event in bridge.events("u")) == ["c", "c", "r", "r"]
 
 
+def test_done_is_told_of_what_kafka_has(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """The last chunk is in an open Kafka transaction when the bridge is killed."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    fill(conninfo, 20)
+    bridge = new_bridge(conninfo, snapshot=INITIAL).start(**{VARIABLE: "chunk handed:1"})
+    assert bridge.exit_code(120) == -9, bridge.output
+    assert DONE not in bridge.output and "table is done" not in bridge.output
+    assert chunks(bridge) == 0
+    read_all(bridge)
+    assert chunks(bridge) == 1
+    assert bridge.stop() == 0, bridge.output
+    assert_exact(bridge, conninfo)
+
+
 def test_all_is_read_again_where_the_topic_of_the_progress_was_deleted(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

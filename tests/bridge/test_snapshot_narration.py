@@ -33,7 +33,7 @@ def waiting_s() -> float:
 def test_a_snapshot_that_does_not_advance_is_told_by_metric_and_log(clock: Any) -> None:
     """Whether it is not begun or a chunk is put off again and again; a chunk ends it."""
     table = TableProgress(shape("public.t", "id"))
-    plan, narration = SnapshotPlan({"public.t": table}), Narration()
+    plan, narration = SnapshotPlan({"public.t": table}), Narration(lambda: 0)
     with capture_logs() as told:
         for number in range(40):
             clock.now += 5
@@ -42,7 +42,7 @@ def test_a_snapshot_that_does_not_advance_is_told_by_metric_and_log(clock: Any) 
             else:
                 narration.postponed(table, LATE)
         assert waiting_s() == 195
-        narration.chunk(plan, table, {})
+        narration.chunk(plan, table, {}, 0)
         assert waiting_s() == 0
         clock.now += 50
         narration.stalls(LATE)
@@ -53,10 +53,29 @@ def test_a_snapshot_that_does_not_advance_is_told_by_metric_and_log(clock: Any) 
 
 
 def test_a_snapshot_that_has_nothing_left_to_read_does_not_wait(clock: Any) -> None:
-    narration = Narration()
+    narration = Narration(lambda: 0)
     narration.stalls(LATE)
     clock.now += 90
     narration.stalls(LATE)
     assert waiting_s() == 90
     narration.planned(SnapshotPlan(), said=True, standby=True)
     assert waiting_s() == 0
+
+
+def test_what_is_done_is_told_once_kafka_has_it() -> None:
+    """Also the counts of a plan that knows of it."""
+    durable = [100]
+    first, second = (TableProgress(shape(f"public.{name}", "id")) for name in "ab")
+    plan = SnapshotPlan({"public.a": first, "public.b": second})
+    narration = Narration(lambda: durable[0])
+    lines: list[list[str]] = []
+    with capture_logs() as told:
+        for at_lsn, table in ((110, first), (120, second)):
+            table.done = True
+            narration.chunk(plan, table, {}, at_lsn)
+        narration.planned(plan, said=False, standby=False)
+        for durable[0] in (109, 110, 120):
+            narration.tell()
+            lines.append([one["event"] for one in told])
+    done = ["table is done", "snapshot is done"]
+    assert lines == [[], done[:1], [done[0], *done, "snapshot"]]

@@ -13,7 +13,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import INITIAL, done, read_all, told
+from tests.bridge.snapshots import DONE, INITIAL, done, read_all, told
 from tests.bridge.values.samples import ARRAYS, SCALARS, SETUP
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -201,7 +201,8 @@ def test_initial_only_ends_when_all_rows_are_read(conninfo: str, new_bridge: New
     settings = {**SMALL, "mode": "initial_only", "hold_ms": 5_000}  # chunks stay as large
     bridge = new_bridge(conninfo, snapshot=settings).start()
     assert bridge.exit_code(120) == 0, bridge.output
-    assert "from now on the slot keeps WAL" in bridge.output
+    told = [bridge.output.index(line) for line in (DONE, "stopped", "from now on the slot keeps")]
+    assert told == sorted(told), bridge.output
     assert len(values(bridge, "t", "r")) == 10
     command = ["snapshot", "status", "--config", str(bridge.config), "--json"]
     done = CliRunner().invoke(app, command)

@@ -119,6 +119,10 @@ class GroupCommit:
         """Whether Kafka lacks something that was published, or has a transaction open."""
         return self._producer.open or self._ledger.outstanding
 
+    def durable_lsn(self) -> int:
+        """Return up to which LSN Kafka has everything."""
+        return self._ledger.durable.end_lsn
+
     def next_due(self) -> float:
         """Return when to call `perform` (time.monotonic), if `wakes` does not come first."""
         if self._committing is not None or not self.uncommitted:

@@ -1,7 +1,12 @@
-"""The log lines and metrics of a snapshot."""
+"""The log lines and metrics of a snapshot.
+
+That a table or all of them are done is told once Kafka has committed it, not before.
+"""
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import structlog
@@ -21,7 +26,11 @@ _LONG_S: Final = 60.0
 class Narration:
     """Tells of one session, each thing seldom."""
 
-    def __init__(self) -> None:
+    def __init__(self, durable_lsn: Callable[[], int]) -> None:
+        """`durable_lsn`: returns up to which LSN Kafka has everything."""
+        self._durable_lsn = durable_lsn
+        self._claims: deque[tuple[int, Callable[[], None]]] = deque()
+        """What is to be told once Kafka has everything up to an LSN, in the LSNs' order."""
         self._told = {"progress": 0.0, "reason": 0.0}
         self._refused_told: Mapping[str, str] = {}
         self._stalled_at: float | None = None
@@ -53,10 +62,11 @@ class Narration:
                 tables=", ".join(found.undone),
                 hint="name the standby's slot in synchronized_standby_slots",
             )
+        at_lsn = self._claims[-1][0] if self._claims else 0  # `found` knows what these tell
         if found.next is not None or not said:
-            logger.info(
-                "snapshot", tables=len(found.tables), done=found.done, refused=len(found.refused)
-            )
+            counts = {"done": found.done, "refused": len(found.refused)}
+            tell = partial(logger.info, "snapshot", tables=len(found.tables), **counts)
+            self._claims.append((at_lsn, tell))
         keyless = [name for name, one in found.tables.items() if one.before and not one.done]
         if standby and keyless and not said:
             logger.info(
@@ -64,15 +74,21 @@ class Narration:
             )
         if found.next is None:
             self._advances()
-        self._count(found)
+        self._claims.append((at_lsn, _count(found)))
+        self.tell()
 
     def chunk(
-        self, found: SnapshotPlan, table: TableProgress, estimates: Mapping[str, int]
+        self,
+        found: SnapshotPlan,
+        table: TableProgress,
+        estimates: Mapping[str, int],
+        at_lsn: int,
     ) -> None:
-        """Tell that the table's next chunk is in the stream."""
+        """Tell that the table's next chunk is in the stream, at `at_lsn`."""
         self._advances()
         if self._is_time("progress") or table.done:
-            logger.info(
+            tell = partial(
+                logger.info,
                 "table is done" if table.done else "reading a table",
                 table=table.shape.name,
                 rows=table.rows,
@@ -80,10 +96,18 @@ class Narration:
                 tables_done=found.done,
                 tables=len(found.tables),
             )
+            self._claims.append((at_lsn, tell))
         if table.done:
-            self._count(found)
+            self._claims.append((at_lsn, _count(found)))
         if found.next is None:
-            logger.info("snapshot is done", tables=found.done)
+            tell = partial(logger.info, "snapshot is done", tables=found.done)
+            self._claims.append((at_lsn, tell))
+
+    def tell(self) -> None:
+        """Tell what Kafka has committed since the last call."""
+        durable_lsn = self._durable_lsn()
+        while self._claims and self._claims[0][0] <= durable_lsn:
+            self._claims.popleft()[1]()
 
     def postponed(self, table: TableProgress, reason: NotNow) -> None:
         """Tell that a chunk could not be had now."""
@@ -130,11 +154,13 @@ class Narration:
             self._told[kind] = now
         return due
 
-    @staticmethod
-    def _count(found: SnapshotPlan) -> None:
-        for state, count in (
-            ("waiting", found.waiting),
-            ("done", found.done),
-            ("refused", len(found.refused)),
-        ):
+
+def _count(found: SnapshotPlan) -> Callable[[], None]:
+    """Return what sets the metric of tables by state, to the counts as they are now."""
+    counts = {"waiting": found.waiting, "done": found.done, "refused": len(found.refused)}
+
+    def tell() -> None:
+        for state, count in counts.items():
             metrics.SNAPSHOT_TABLES.labels(state).set(count)
+
+    return tell

@@ -49,6 +49,7 @@ def open_snapshot(
     encoders: Encoders,
     take: Callable[[EventBatch], None],
     while_waiting: Callable[[], None],
+    durable_lsn: Callable[[], int],
 ) -> Snapshotter:
     """Connect, and read how far the rows of each table are in Kafka. Raises SlotbridgeError."""
     topics.prepare_late(snapshot_topic, compacted=True)
@@ -83,6 +84,7 @@ def open_snapshot(
         bytes_max=min(CHUNK_BYTES_MAX, bridge.transaction_bytes_max),
         take=take,
         while_waiting=while_waiting,
+        durable_lsn=durable_lsn,
     )
 
 

@@ -108,6 +108,7 @@ class Snapshotter:
         bytes_max: int,
         take: Callable[[EventBatch], None],
         while_waiting: Callable[[], None],
+        durable_lsn: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._reader = reader
@@ -136,7 +137,7 @@ class Snapshotter:
         self._take = take
         self._size = ChunkSize(settings.chunk_rows_max, settings.hold_ms / 1000)
         self._rate = RateLimit(settings.rows_per_second_max)
-        self._narration = Narration()
+        self.narration = Narration(durable_lsn)
         self._inspecting: Inspecting | None = None
         self._reading: Reading | None = None
         self._planned = False
@@ -167,13 +168,14 @@ class Snapshotter:
     def perform(self, now: float) -> None:
         """Begin what is due at `now` (time.monotonic); does not block. Raises SlotbridgeError."""
         self._perform_signals(now)
+        self.narration.tell()
         try:
             self._perform_due(now)
         except NotNow as reason:
             self._due = now + _AGAIN_LATER_S
             if self._reading is not None:
                 self._reading.awaited = None
-            self._narration.stalls(reason)
+            self.narration.stalls(reason)
 
     def _perform_signals(self, now: float) -> None:
         """Give records of the signal topic a place in the stream."""
@@ -183,7 +185,7 @@ class Snapshotter:
                 mark.written.result()
             except NotNow as reason:
                 self._signal_mark, self._signals_due = None, now + _AGAIN_LATER_S
-                self._narration.waits(reason)
+                self.narration.waits(reason)
         elif self._signals.poll(now) and mark is None and now >= self._signals_due:
             token = uuid.uuid4().hex
             self._signal_mark = AwaitedMark(token, self._thread.submit(self._reader.mark, token))
@@ -267,7 +269,7 @@ class Snapshotter:
         found.begun = goes_on(found, self._last)
         if not (self._found or asked):
             require_readable(found)
-        self._narration.planned(found, said=self._planned, standby=self._standby is not None)
+        self.narration.planned(found, said=self._planned, standby=self._standby is not None)
         self._planned, self._ended = True, None
         if found.next is None and self._is_told(found):
             self._rest(found, now)
@@ -351,7 +353,8 @@ class Snapshotter:
                 told = self._advanced(reading.plan, one, chunk, seen, stamp)
                 progress.append(progress_event(self._prefix, told))
                 looked_at += chunk.looked_at
-                self._narration.chunk(reading.plan, one, reading.rows_estimates)
+                at_lsn = batch.position.end_lsn
+                self.narration.chunk(reading.plan, one, reading.rows_estimates, at_lsn)
         events = [*self._events.whole(), *progress]
         if not events:
             return batch, 0, seen.waited_s
@@ -392,4 +395,4 @@ class Snapshotter:
         if reason.slow:
             self._size.shrink()
         self._due = time.monotonic() + (_AGAIN_LATER_S if reason.slow else _AGAIN_S)
-        self._narration.postponed(table, reason)
+        self.narration.postponed(table, reason)
