@@ -199,6 +199,8 @@ class ProgressRecord(Contract):
     (source.witness).
     `publication`, `publication_oid`, `source_origin`: what the events were selected by.
     `placement`: digests of the settings that place rows, and of the expressions.
+    `storage_id`: of the object storage that has the large values; empty: none was used under this
+    prefix, null: not known.
     """
 
     slot: str
@@ -227,6 +229,7 @@ class ProgressRecord(Contract):
     publication: str = ""
     publication_oid: int = 0
     source_origin: str = ""
+    storage_id: str | None = None
 
 
 class HangingRange(Contract):

@@ -44,7 +44,7 @@ from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.session import Parts, Session
 from services.bridge.session_settings import SessionSettings
-from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
+from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks, storage_id_of
 from services.bridge.sink.cloud_events import events_of
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.group_commit import GroupCommit
@@ -120,9 +120,8 @@ class _Opening:
         if registry is not None:
             self._resources.callback(registry.close)
             registry.require()
-        self._claim_checks = open_claim_checks(self._settings.claim_check, self._settings.shaping)
-        if self._claim_checks is not None:
-            self._resources.callback(self._claim_checks.close)
+        large, shaping = self._settings.claim_check, self._settings.shaping
+        self._claim_checks = open_claim_checks(large, shaping, self._resources)
         primary = self._own_origin()
         topics = Topics(self._kafka, self._settings.shaping, while_waiting=self._waiting)
         topics.schema_text = registry.schema_text if registry is not None else None
@@ -184,6 +183,7 @@ class _Opening:
         record = topics.last_progress(self._slot)
         snapshot = self._snapshot_settings(record)
         producer.follow(record)
+        storage_id = storage_id_of(self._claim_checks, record)
         try:
             seen = check.compare(record)
         except Diverged as error:
@@ -200,7 +200,9 @@ class _Opening:
         check_settings(
             *(self._shaping, primary, self._source.publication, topics, record, placement)
         )
-        records = Records(*(self._slot, heartbeat, seen, placement), reads_rows=snapshot.reads_all)
+        records = Records(
+            *(self._slot, heartbeat, seen, placement, storage_id), reads_rows=snapshot.reads_all
+        )
         make_first = partial(
             first_slot,
             *(primary, connection, topics, self._source, snapshot),
@@ -369,9 +371,7 @@ class _Opening:
                 raise prepared_exceed_spool(error) from error
         if staged:
             gids = ", ".join(sorted(record.gid for record in staged)[:5])
-            logger.info(
-                "prepared transactions wait for their decision", count=len(staged), gids=gids
-            )
+            logger.info("prepared transactions await their decision", count=len(staged), gids=gids)
             reach("staging loaded")
         return staged
 

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField
 
 from schemas.errors import ExitCode
-from schemas.large_values import Reference, reference_of, truncation_of
+from schemas.large_values import ClaimCheckSettings, Reference, reference_of, truncation_of
+from schemas.recovery import RecoveryRecord
 from services.bridge import failpoints
+from services.bridge.progress.errors import OtherStorage
+from services.bridge.sink.object_storage import Bucket
+from services.bridge.sink.storage_identity import MARKER
 from services.demo.copies import committed
 from services.testbed.registry import registry
 from tests.bridge.conftest import NewBridge
-from tests.bridge.recover_process import recovered
+from tests.bridge.recover_process import recover
 from tests.bridge.running import Bridge
 from tests.bridge.test_schema_registry import PARTS, READERS
 from tests.providers.interface import Provider
@@ -215,7 +220,7 @@ def test_a_kill_between_upload_and_commit_loses_and_repeats_nothing(
     assert set(bridge.identities("doc").values()) == {1}
     assert before <= set(storage.names())
     names = [name for name in storage.names() if name.startswith(f"{topic_prefix}/")]
-    assert len(names) == 13, "twelve values, and the empty one that a start stores"
+    assert len(names) == 14, "twelve values, the empty one that a start stores, and the id"
 
 
 def test_a_storage_that_is_cut_off_is_waited_for(
@@ -350,10 +355,144 @@ def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
     run("INSERT INTO doc VALUES ('2', repeat('2', 2000), NULL, NULL, 2)")
     for lost in folder.iterdir():
         lost.unlink()
-    assert recovered(bridge).tables["public.doc"].created == 1
+    refused = recover(bridge)
+    assert refused.returncode == ExitCode.WITNESSES_DISAGREE, refused.stderr
+    accept = {"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF": str(bridge.progress()[-1].storage_id)}
+    done = recover(bridge, "--json", **accept)
+    assert done.returncode == 0, done.stderr
+    assert RecoveryRecord.model_validate_json(done.stdout).tables["public.doc"].created == 1
+    assert bridge.progress()[-1].storage_id == (folder / MARKER).read_text().strip()
     values = {}
     for event in bridge.events("doc"):
         reference = reference_of(event["after"]["body"].encode(), prefix=folder.as_uri())
         assert reference is not None
         values[event["after"]["n"]] = (folder / reference.sha256).read_text()
     assert values == {1: "1" * 2000, 2: "2" * 2000}
+
+
+def referred(bridge: Bridge, folder: Path) -> dict[int, str]:
+    """Each row's number and the value that its event refers to, which must be in the folder."""
+    values = {}
+    for event in bridge.events("doc"):
+        reference = reference_of(event["after"]["body"].encode(), prefix=folder.as_uri())
+        assert reference is not None
+        values[event["after"]["n"]] = (folder / reference.sha256).read_text()
+    return values
+
+
+def test_an_empty_folder_in_place_of_the_storage_is_refused_until_it_is_back(
+    source: tuple[str, Run], new_bridge: NewBridge, tmp_path: Path
+) -> None:
+    """As a share that is not mounted: at a start, and while the bridge runs."""
+    conninfo, run = source
+    folder, away = tmp_path / "objects", tmp_path / "away"
+    folder.mkdir()
+    bridge = new_bridge(conninfo, shaping=CLAIMS, claim_check={"uri": folder.as_uri()})
+
+    def insert(number: int, digit: int) -> None:
+        value = f"repeat('{digit}', 2000)"
+        run(f"INSERT INTO doc VALUES ('{number}', {value}, NULL, NULL, {number})")
+
+    def unmount() -> None:
+        folder.rename(away)
+        folder.mkdir()
+
+    def mount() -> None:
+        assert not [path for path in folder.iterdir() if path.suffix == ""], "nothing was stored"
+        folder.rmdir()
+        away.rename(folder)
+
+    def refused() -> None:
+        assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+        assert f"{folder.as_uri()}/{MARKER}" in bridge.output
+        assert "mount the share again" in bridge.output
+        mount()
+        assert referred(bridge, folder) == expected, "Kafka has nothing new"
+
+    expected = {1: "1" * 2000}
+    bridge.start().streaming()
+    insert(1, 1)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert bridge.progress()[-1].storage_id == (folder / MARKER).read_text().strip()
+    insert(2, 2)
+    unmount()
+    bridge.start()
+    refused()
+    expected |= {2: "2" * 2000}
+    bridge.start().streaming()
+    bridge.caught_up()
+    for number, digit in ((3, 2), (4, 4)):  # a value that was stored just now, and a new one
+        unmount()
+        insert(number, digit)
+        refused()
+        expected |= {number: str(digit) * 2000}
+        bridge.start().streaming()
+        bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert referred(bridge, folder) == expected
+
+
+def test_another_storage_takes_the_place_of_the_one_that_an_operator_names_as_lost(
+    source: tuple[str, Run], new_bridge: NewBridge, tmp_path: Path
+) -> None:
+    conninfo, run = source
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    bridge = new_bridge(conninfo, shaping=CLAIMS, claim_check={"uri": folder.as_uri()})
+    bridge.start().streaming()
+    run("INSERT INTO doc VALUES ('1', repeat('1', 2000), NULL, NULL, 1)")
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    former = bridge.progress()[-1].storage_id
+    for lost in folder.iterdir():
+        lost.unlink()
+    (folder / MARKER).write_text(f"{uuid.uuid4()}\n")
+    accept = {"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF": str(former)}
+    assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    assert f"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={former}" in bridge.output
+    bridge.start(**accept).streaming()
+    assert bridge.stop() == 0, bridge.output
+    now = bridge.progress()[-1].storage_id
+    assert now == (folder / MARKER).read_text().strip() != former
+    (folder / MARKER).unlink()
+    refused = bridge.start(**accept)  # left set, it accepts nothing else
+    assert refused.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+
+
+def test_a_bucket_of_another_id_is_refused(
+    source: tuple[str, Run], new_bridge: NewBridge, storage: ObjectStorage, topic_prefix: str
+) -> None:
+    conninfo, _ = source
+    bridge = new_bridge(conninfo, shaping=CLAIMS, claim_check=section(storage, topic_prefix))
+    bridge.start().streaming()
+    assert bridge.stop() == 0, bridge.output
+    marker = f"{topic_prefix}/{MARKER}"
+    found = storage.client().get_object(Bucket=storage.bucket, Key=marker)["Body"].read()
+    assert bridge.progress()[-1].storage_id == found.decode().strip()
+    storage.client().delete_object(Bucket=storage.bucket, Key=marker)
+    for _ in range(2):
+        assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+        storage.put(marker, f"{uuid.uuid4()}".encode())
+    storage.put(marker, found)
+    bridge.start().streaming()
+    assert bridge.stop() == 0, bridge.output
+
+
+def test_what_a_bucket_tells_of_itself(storage: ObjectStorage, topic_prefix: str) -> None:
+    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
+    with contextlib.closing(Bucket(settings)) as bucket:
+        assert (bucket.identify(), bucket.has_objects()) == (None, False)
+        first, second = str(uuid.uuid4()), str(uuid.uuid4())
+        for one in (first, second):
+            bucket.claim(one)
+        assert (bucket.identify(), bucket.has_objects()) == (first, True)
+        bucket.begin(first)
+        bucket.require_same()
+        bucket.refresh()
+        storage.put(f"{topic_prefix}/{MARKER}", second.encode())
+        with pytest.raises(OtherStorage):
+            bucket.require_same()
+        with pytest.raises(OtherStorage):
+            bucket.refresh()
+        assert bucket.identify() == second

@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import threading
+import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError, SlotbridgeError
 from schemas.large_values import (
@@ -29,19 +32,26 @@ from services.bridge.events.shaping.tables import Shaping, TableShaping
 from services.bridge.events.transaction_texts import Counter
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import UNCHANGED, Relation, RelationColumn
+from services.bridge.progress.errors import OtherStorage
 from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
-from services.bridge.sink.object_storage import Folder, unreachable
+from services.bridge.sink.storage_folder import Folder, MountedAnew
+from services.bridge.sink.storage_identity import MARKER, judge_storage, unreachable
 from tests.providers.waiting import eventually
 
 TEXT, BYTEA, JSONB, INTEGER, TEXTS = 25, 17, 3802, 23, 1009
 THERE = "file:///there"
+ID, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
 SETTINGS = ClaimCheckSettings(uri="file:///nowhere", deadline_ms=1_000, memory_bytes_max=2**20)
 
 
 class Stored:
     """A storage in memory; `error`: what it raises instead, `gate`: what it waits for."""
 
+    checked_every_s = 0.0
+
     def __init__(self) -> None:
+        self.id: str | None = ID
+        self.began = ""
         self.objects: dict[str, bytes] = {}
         self.error: SlotbridgeError | None = None
         self.gate = threading.Event()
@@ -49,6 +59,25 @@ class Stored:
 
     def uri(self, name: str) -> str:
         return f"{THERE}/{name}"
+
+    def identify(self) -> str | None:
+        return self.id
+
+    def claim(self, id_: str) -> None:
+        self.id = self.id or id_
+
+    def has_objects(self) -> bool:
+        return bool(self.objects)
+
+    def begin(self, id_: str) -> None:
+        self.began = id_
+
+    def require_same(self) -> None:
+        if self.began and self.id != self.began:
+            raise OtherStorage(self.uri(MARKER), self.began, self.id)
+
+    def refresh(self) -> None:
+        self.require_same()
 
     def put(self, name: str, data: bytes) -> None:
         self.gate.wait()
@@ -236,8 +265,8 @@ def test_settings_that_can_not_work_are_refused() -> None:
             ShapingSettings.model_validate({"large_values": {"a.b": {"c": both}}})
     claims = {"large_values": {"a.b": {"c": {"claim_check_bytes": 1}}}}
     with pytest.raises(SettingsError, match=r"claim_check"):
-        open_claim_checks(None, ShapingSettings.model_validate(claims))
-    assert open_claim_checks(SETTINGS, ShapingSettings()) is None
+        open_claim_checks(None, ShapingSettings.model_validate(claims), ExitStack())
+    assert open_claim_checks(SETTINGS, ShapingSettings(), ExitStack()) is None
     for uri in ("http://x/y", "s3:/x", "file://host/x", "s3://Bucket"):
         with pytest.raises(ValidationError, match="uri"):
             ClaimCheckSettings(uri=uri)
@@ -342,13 +371,146 @@ def test_a_start_removes_what_killed_bridges_left_and_nothing_else(tmp_path: Pat
         if name != fresh:
             os.utime(tmp_path / name, (1_000_000_000, 1_000_000_000))
     claims = {"*.*": {"*": {"claim_check_bytes": 1}}}
-    checks = open_claim_checks(
-        ClaimCheckSettings(uri=tmp_path.as_uri()),
-        ShapingSettings.model_validate({"large_values": claims}),
-    )
-    assert checks is not None
-    try:
+    with ExitStack() as resources:
+        checks = open_claim_checks(
+            ClaimCheckSettings(uri=tmp_path.as_uri()),
+            ShapingSettings.model_validate({"large_values": claims}),
+            resources,
+        )
+        assert checks is not None
+        checks.confirm("", first=True)
         eventually(lambda: not (tmp_path / stale).exists(), what="the stale file is removed")
-    finally:
-        checks.close()
-    assert {path.name for path in tmp_path.iterdir()} == {fresh, *others, sha256(b"")}
+    assert {path.name for path in tmp_path.iterdir()} == {fresh, *others, sha256(b""), MARKER}
+
+
+def test_a_storage_that_was_replaced_takes_nothing_and_hides_nothing_that_is_known() -> None:
+    store = Stored()
+    checks = ClaimChecks(SETTINGS, store)
+    assert checks.confirm(ID, first=False) == ID
+    checks.deposit(b"one")
+    checks.require_stored()
+    store.id = OTHER
+    checks.deposit(b"one")  # it was stored a moment ago, elsewhere
+    with pytest.raises(OtherStorage) as raised:
+        checks.require_stored()
+    assert raised.value.exit_code == ExitCode.WITNESSES_DISAGREE
+    checks.close()
+
+
+def test_a_bucket_is_asked_at_intervals_and_only_by_those_who_refer_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Stored()
+    asked: list[int] = []
+    store.checked_every_s = 30.0
+    require_same = store.require_same
+
+    def counted() -> None:
+        asked.append(1)
+        require_same()
+
+    monkeypatch.setattr(store, "require_same", counted)
+    checks = ClaimChecks(SETTINGS, store)
+    checks.confirm(ID, first=False)
+    asked.clear()
+    for number in range(20):
+        checks.deposit(bytes([number]))
+        checks.require_stored()
+    assert not asked
+    checks._checked -= 31.0
+    checks.require_stored()
+    checks.require_stored()
+    assert len(asked) == 1
+    checks.close()
+
+
+@pytest.mark.parametrize(
+    ("noted", "first", "marker", "objects", "accepted", "goes_on"),
+    [
+        ("", True, None, False, "", True),  # the first start
+        ("", False, None, False, "", True),  # no large value until now
+        (ID, False, ID, False, "", True),
+        (ID, False, None, True, "", False),
+        (ID, False, OTHER, True, "", False),
+        (ID, False, OTHER, True, OTHER, False),
+        (ID, False, OTHER, True, ID, True),
+        (ID, False, None, False, ID, True),
+        (None, False, None, False, "", False),  # the record is of an older release
+        (None, False, None, False, "unknown", True),
+        (None, False, None, True, "", True),
+        (None, False, OTHER, False, "", True),
+    ],
+)
+def test_which_storage_a_start_accepts(
+    tmp_path: Path,
+    noted: str | None,
+    first: bool,
+    marker: str | None,
+    objects: bool,
+    accepted: str,
+    goes_on: bool,
+) -> None:
+    folder = Folder(tmp_path.as_uri())
+    if marker is not None:
+        folder.claim(marker)
+    if objects:
+        folder.put(sha256(b""), b"")
+    before = set(tmp_path.iterdir())
+    if not goes_on:
+        with pytest.raises(OtherStorage) as raised:
+            judge_storage(folder, noted, first=first, accepted=accepted)
+        assert f"ACCEPT_LOSS_OF={noted or 'unknown'}" in str(raised.value)
+        assert set(tmp_path.iterdir()) == before, "the next start judges the same"
+        return
+    found = judge_storage(folder, noted, first=first, accepted=accepted)
+    assert found == folder.identify()
+    assert marker in (None, found)
+    folder.claim(str(uuid.uuid4()))
+    assert folder.identify() == found, "the first id stays"
+
+
+def test_a_role_that_may_not_read_the_id_is_told_that_nothing_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with s3:PutObject alone, at a first start and at later ones; never past a noted id."""
+
+    def denied(*_: object) -> None:
+        raise SetupError("denied", exit_code=ExitCode.PRIVILEGE_MISSING)
+
+    store = Stored()
+    monkeypatch.setattr(store, "identify", denied)
+    for claim in (store.claim, denied):  # a bucket looks once more where it has an object
+        monkeypatch.setattr(store, "claim", claim)
+        with capture_logs() as logs:
+            assert judge_storage(store, None, first=False, accepted="") is None
+        assert [log["event"].partition(":")[0] for log in logs] == ["not judged"]
+    with pytest.raises(SetupError):
+        judge_storage(store, ID, first=False, accepted=ID)
+
+
+def test_a_folder_that_changes_beneath_its_path_takes_nothing(tmp_path: Path) -> None:
+    there, away = tmp_path / "there", tmp_path / "away"
+    there.mkdir()
+    folder = Folder(there.as_uri())
+    folder.claim(ID)
+    folder.begin(ID)
+    folder.put(sha256(b"1"), b"1")
+    there.rename(away)
+    with pytest.raises(SetupError, match="mount or make the folder"):
+        folder.require_same()
+    there.mkdir()
+    for ask in (folder.require_same, folder.refresh, lambda: folder.put(sha256(b"2"), b"2")):
+        with pytest.raises(OtherStorage):
+            ask()
+    assert not [*there.iterdir()]
+    (there / MARKER).write_text(f"{ID}\n")  # a copy, as of a volume that was restored
+    with pytest.raises(MountedAnew):
+        folder.put(sha256(b"2"), b"2")
+    (there / MARKER).write_text("nothing")
+    with pytest.raises(SetupError, match="has no id"):
+        folder.require_same()
+    (there / MARKER).unlink()
+    there.rmdir()
+    away.rename(there)
+    folder.put(sha256(b"2"), b"2")
+    assert {path.name for path in there.iterdir()} == {MARKER, sha256(b"1"), sha256(b"2")}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError
 from schemas.events import TransactionEvent
@@ -48,7 +49,34 @@ class SequenceSetBack(OperatorNeeded):
     """
 
 
-DECIDED_BY_OPERATORS = (SelectionChanged, SequenceSetBack)
+class OtherStorage(OperatorNeeded):
+    """The object storage is not the one with the large values to which events refer.
+
+    `marker`: the URI of the object that tells its id; `noted`: the id in Kafka's record, or UNKNOWN
+    where that is of an older release; `found`: the storage's own id, None without one.
+    """
+
+    UNKNOWN: Final = "unknown"
+
+    def __init__(self, marker: str, noted: str, found: str | None) -> None:
+        told = f"it has the id {found}" if found else "it has no id"
+        other = f"Kafka's progress record notes {noted}"
+        gone = "is gone for good, or was copied without this object"
+        if noted == self.UNKNOWN:
+            told, other = "it is empty", "Kafka's progress record, of an older release, notes no id"
+            gone = "never had any, or is gone for good"
+        super().__init__(
+            "this is not known to be the object storage with the large values to which events "
+            f"refer: {told}, and {other}",
+            operation=COMPARE,
+            subject=marker,
+            hint="mount the share again, or name the storage in claim_check.uri; if that storage "
+            f"{gone}: start with SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={noted} "
+            "(docs/LARGE_VALUES.md)",
+        )
+
+
+DECIDED_BY_OPERATORS = (SelectionChanged, SequenceSetBack, OtherStorage)
 """Disagreements that no repair may end by itself (snapshot.mode: when_needed)."""
 
 

@@ -34,10 +34,12 @@ class Records:
         heartbeat: Heartbeat,
         seen: Witnesses,
         placement: Mapping[str, str],
+        storage_id: str | None = "",
         *,
         reads_rows: bool = False,
     ) -> None:
         self._placement = placement
+        self._storage_id = storage_id
         self._slot = slot
         self._reads_rows = reads_rows
         self._heartbeat = heartbeat
@@ -125,7 +127,10 @@ class Records:
         return record
 
     def _identity(self) -> dict[str, Any]:
-        """Return the fields that identify the server, and tell how its events are placed."""
+        """Return the fields that identify the server and the storage of large values.
+
+        They also tell how the server's events are placed.
+        """
         selection = self._seen.selection
         return {
             "system_identifier": self._seen.server.system_identifier,
@@ -136,4 +141,5 @@ class Records:
             "publication_oid": selection.oid,
             "source_origin": selection.origin,
             "placement": dict(self._placement),
+            "storage_id": self._storage_id,
         }

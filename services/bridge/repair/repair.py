@@ -107,7 +107,11 @@ class Repair:
             sql_deadline_ms=self._bridge.sql_deadline_ms,
             while_waiting=while_waiting,
         )
-        self._claim_checks = open_claim_checks(settings.claim_check, settings.shaping)
+        self._resources = contextlib.ExitStack()
+        self._claim_checks = open_claim_checks(
+            settings.claim_check, settings.shaping, self._resources
+        )
+        self._storage_id: str | None = None
         deposit = None
         if self._claim_checks is not None:
             self._claim_checks.while_waiting = while_waiting
@@ -134,8 +138,7 @@ class Repair:
         """End the connections, and remove the files."""
         self._baseline.close()
         self._tables.close()
-        if self._claim_checks is not None:
-            self._claim_checks.close()
+        self._resources.close()
 
     def run(self) -> RecoveryRecord:
         """Perform the repair; return what was done. Raise SlotbridgeError."""
@@ -144,6 +147,7 @@ class Repair:
         producer = self._producer()
         try:
             last = self._fence(producer)
+            self._storage_id = self._confirm_storage(last)
             self._baseline.move_beyond(self._known_lsn(self._tables.fold(scope), last))
             self._note(producer, last)
             self._make_slot()
@@ -200,6 +204,13 @@ class Repair:
         last = self._topics.last_progress(slot)
         producer.follow(last)
         return last
+
+    def _confirm_storage(self, last: ProgressRecord | None) -> str | None:
+        """Return the id of the storage of large values; not known where Kafka has no record."""
+        if self._claim_checks is None:
+            return None if last is None else last.storage_id
+        noted = None if last is None else last.storage_id
+        return self._claim_checks.confirm(noted, first=False)
 
     def _known_lsn(self, folded_lsn: int, last: ProgressRecord | None) -> int:
         """Return a position that is beyond all events in Kafka, and beyond the origin."""
@@ -313,7 +324,7 @@ class Repair:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         records = Records(
-            *(self._source.slot, heartbeat, seen, self._placement),
+            *(self._source.slot, heartbeat, seen, self._placement, self._storage_id),
             reads_rows=self.snapshot.reads_all,
         )
         placement = None if last is None else last.placement

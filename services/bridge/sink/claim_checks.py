@@ -2,7 +2,8 @@
 
     deposit          in the session's thread, while a row is encoded: the value is handed over
     (upload)         in threads; a storage that fails is tried again until the deadline
-    require_stored   before the commit to Kafka: all that was deposited is stored
+    require_stored   before the commit to Kafka: all that was deposited is stored, and the URI still
+                     leads to the storage that has it
 
 A value that waits takes memory, so that `deposit` waits, too, once there is too much. A crash
 between the two leaves an object that nothing refers to, under the name that the next session uses.
@@ -13,16 +14,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Final
 
 import structlog
 
-from schemas.errors import Retryable, SettingsError, SlotbridgeError
+from schemas.errors import ExitCode, Retryable, SettingsError, SlotbridgeError
+from schemas.events import ProgressRecord
 from schemas.large_values import ClaimCheckSettings, Reference, sha256
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.failpoints import reach
-from services.bridge.sink.object_storage import OPERATION, ObjectStorage, object_storage
+from services.bridge.sink.object_storage import object_storage
+from services.bridge.sink.storage_folder import MountedAnew
+from services.bridge.sink.storage_identity import OPERATION, ObjectStorage, judge_storage
 
 logger = structlog.get_logger(__name__)
 _PAUSE_S: Final = 0.5
@@ -30,6 +35,8 @@ _LOOK_S: Final = 0.1
 _KNOWN_S: Final = 600.0
 """For how long an object that was stored is not written again."""
 _KNOWN_MAX: Final = 10_000
+_REFRESH_S: Final = 3600.0
+"""How old the marker of the storage gets while a session runs."""
 
 
 class ClaimChecks:
@@ -41,6 +48,7 @@ class ClaimChecks:
         storage: ObjectStorage | None = None,
     ) -> None:
         self._storage = storage or object_storage(settings)
+        self._accepted = settings.accept_loss_of
         self.while_waiting: Callable[[], None] = lambda: None
         """What `deposit` calls while it waits."""
         self._deadline_s = settings.deadline_ms / 1000
@@ -53,18 +61,38 @@ class ClaimChecks:
         self._known: OrderedDict[str, float] = OrderedDict()
         self._failure: SlotbridgeError | None = None
         self._cancelled = threading.Event()
+        self._referred = False
+        """Whether events of this session refer to objects, also to such that were stored before."""
+        self._checked = self._refresh_due = 0.0
 
-    def require(self) -> None:
-        """Store an empty object, to check that the storage takes one. Raise SlotbridgeError.
+    def look(self) -> None:
+        """Ask the storage for its id, to see that it answers. Raise SlotbridgeError."""
+        try:
+            self._storage.identify()
+        except SlotbridgeError as error:
+            if error.exit_code is not ExitCode.PRIVILEGE_MISSING:  # `judge_storage` tells
+                raise
 
-        Then remove in a thread what killed processes have left in the storage.
+    def confirm(self, noted: str | None, *, first: bool) -> str | None:
+        """Return the id of the storage, to be noted, if it is the one that is `noted` in Kafka.
+
+        Store an empty object, to check that the storage takes one. Then remove in a thread what
+        killed processes have left there. Raise as `judge_storage`, which explains the arguments.
         """
+        found = judge_storage(self._storage, noted, first=first, accepted=self._accepted)
+        if found is not None:
+            self._storage.begin(found)
+            self._storage.refresh()
+        self._checked = time.monotonic()
+        self._refresh_due = self._checked + _REFRESH_S
         self._storage.put(sha256(b""), b"")
         self._pool.submit(self._storage.remove_partial)
+        return found
 
     def deposit(self, data: bytes) -> Reference:
         """Hand a value over. Wait while too many bytes wait for the storage; raise what it says."""
         name, size = sha256(data), len(data)
+        self._referred = True
         while not self._take(name, size, data):
             self.while_waiting()
         return Reference(self._storage.uri(name), size, name)
@@ -84,12 +112,23 @@ class ClaimChecks:
             return True
 
     def require_stored(self) -> None:
-        """Return once all values that were deposited before are stored. Raise what prevents it."""
+        """Return once all values that were deposited before are stored, and found by their URIs.
+
+        Raise what prevents it, OtherStorage for one. Called before each commit to Kafka.
+        """
         with self._changed:
             awaited = set(self._pending)
             while self._failure is None and not awaited.isdisjoint(self._pending):
                 self._changed.wait(_LOOK_S)
             self._raise_failure()
+        now = time.monotonic()
+        if self._referred and now - self._checked >= self._storage.checked_every_s:
+            self._patiently(self._storage.require_same)
+            self._checked = time.monotonic()
+        if now >= self._refresh_due:
+            self._refresh_due = now + _REFRESH_S
+            with suppress(RuntimeError):  # the pool has ended
+                self._pool.submit(self._refresh)
 
     def cancel(self) -> None:
         """Let uploads and whoever waits for them give up."""
@@ -118,7 +157,7 @@ class ClaimChecks:
     def _upload(self, name: str, data: bytes) -> None:
         """Store one value, in a thread of the pool."""
         try:
-            self._put(name, data)
+            self._patiently(lambda: self._storage.put(name, data))
         except SlotbridgeError as error:
             self._fail(error)
             return
@@ -144,12 +183,24 @@ class ClaimChecks:
                 self._known.popitem(last=False)
             self._changed.notify_all()
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _refresh(self) -> None:
+        """Keep the marker young, in a thread of the pool; a bridge without large values too."""
+        try:
+            self._storage.refresh()
+        except Retryable as error:
+            logger.warning("the age of the storage's id could not be set", reason=str(error))
+        except SlotbridgeError as error:
+            self._fail(error)
+
+    def _patiently(self, ask: Callable[[], None]) -> None:
+        """Ask the storage, again until the deadline while it does not answer."""
         deadline = time.monotonic() + self._deadline_s
         told = False
         while True:
             try:
-                self._storage.put(name, data)
+                ask()
+            except MountedAnew:
+                raise
             except Retryable as error:
                 if time.monotonic() > deadline or self._cancelled.wait(_PAUSE_S):
                     raise
@@ -161,9 +212,12 @@ class ClaimChecks:
 
 
 def open_claim_checks(
-    settings: ClaimCheckSettings | None, shaping: ShapingSettings
+    settings: ClaimCheckSettings | None, shaping: ShapingSettings, resources: ExitStack
 ) -> ClaimChecks | None:
-    """Return where large values go, None if none do. Raise SlotbridgeError where it takes none."""
+    """Return where large values go, None if none do. Raise SlotbridgeError without an answer.
+
+    `resources` closes it. Nothing may be stored before `storage_id_of`.
+    """
     if not shaping.claims:
         return None
     if settings is None:
@@ -173,12 +227,19 @@ def open_claim_checks(
             hint="add claim_check.uri, or leave claim_check_bytes out of shaping.large_values",
         )
     found = ClaimChecks(settings)
-    try:
-        found.require()
-    except BaseException:
-        found.close()
-        raise
+    resources.callback(found.close)
+    found.look()
     return found
+
+
+def storage_id_of(checks: ClaimChecks | None, record: ProgressRecord | None) -> str | None:
+    """Return ProgressRecord.storage_id for the records to come. Raise as `ClaimChecks.confirm`.
+
+    `record`: the last one, None before the first. Without large values its id is kept.
+    """
+    first = record is None
+    noted = "" if record is None else record.storage_id
+    return noted if checks is None else checks.confirm(noted, first=first)
 
 
 def _given_up() -> Retryable:

@@ -4,58 +4,41 @@
     401, 403, no credentials, EACCES        SetupError: credentials or grants
     no such bucket or folder                SetupError
     no space left                           SetupError
+    the id in MARKER is another, or gone    OtherStorage
 
 An object's name is the SHA-256 of its content, so writing it twice changes nothing. It is written
 anew where it is there already: a lifecycle rule then counts its age from the last reference to it.
+The id tells a storage from an empty or foreign one under the same URI (`storage_identity`).
 """
 
 import base64
-import errno
-import os
-import re
-import secrets
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final, Protocol
-from urllib.parse import unquote, urlsplit
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from schemas.errors import ExitCode, Retryable, SettingsError, SetupError, SlotbridgeError
-from schemas.large_values import ClaimCheckSettings, sha256
+from schemas.errors import ExitCode, SettingsError, SetupError, SlotbridgeError
+from schemas.large_values import ClaimCheckSettings
+from services.bridge.progress.errors import OtherStorage
+from services.bridge.sink.storage_folder import Folder
+from services.bridge.sink.storage_identity import (
+    ID_BYTES_MAX,
+    MARKER,
+    OPERATION,
+    ObjectStorage,
+    id_of,
+    unreachable,
+)
 
-OPERATION: Final = "store a large value"
-_FILE_MODE: Final = 0o640
-_PARTIAL: Final = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}")
-"""Names of files that are not written whole."""
-_STALE_S: Final = 3600
+_BUCKET_CHECK_S: Final = 30.0
 _CONNECT_S: Final = 5
 _READ_S: Final = 20
 _DENIED: Final = (401, 403)
 _PASSING: Final = (408, 409, 425, 429)
 _SERVER_ERROR: Final = 500
 _NOT_FOUND: Final = 404
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
-_NO_ACCESS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_FOLDER: Final = (errno.ENOENT, errno.ENOTDIR)
-
-
-class ObjectStorage(Protocol):
-    """A storage. `put` returns once it has the object for good; any thread may call it."""
-
-    def uri(self, name: str) -> str:
-        """Return the URI of the object of this name."""
-        ...
-
-    def put(self, name: str, data: bytes) -> None:
-        """Store `data` under its SHA-256. Raise SlotbridgeError that says what to do."""
-        ...
-
-    def remove_partial(self) -> None:
-        """Remove what killed processes have written in part. Raise nothing where that fails."""
-        ...
-
-    def close(self) -> None:
-        """Close the connections to the storage."""
-        ...
+_CLAIMED: Final = ("PreconditionFailed", "ConditionalRequestConflict")
+"""Codes of an object that is there already, or is being stored."""
 
 
 def object_storage(settings: ClaimCheckSettings) -> ObjectStorage:
@@ -65,83 +48,10 @@ def object_storage(settings: ClaimCheckSettings) -> ObjectStorage:
     return Folder(settings.uri)
 
 
-class Folder:
-    """A folder whose files are objects."""
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri.rstrip("/")
-        self._path = Path(unquote(urlsplit(uri).path))
-        self._closed = False
-
-    def uri(self, name: str) -> str:
-        """Return the URI of the file of this name."""
-        return f"{self._uri}/{name}"
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write the file, and the folder's entry of it, to disk."""
-        made = self._path / f".{name}.{secrets.token_hex(8)}"
-        try:
-            try:
-                with open(made, "xb", opener=_opened) as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                made.rename(self._path / name)
-            except BaseException:
-                with suppress(OSError):
-                    made.unlink()
-                raise
-            folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def remove_partial(self) -> None:
-        """Remove files that were begun an hour before the newest start, by the folder's clock."""
-        with suppress(OSError), os.scandir(self._path) as entries:
-            now = (self._path / sha256(b"")).stat().st_mtime
-            for entry in entries:
-                if self._closed:
-                    return
-                if _PARTIAL.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    with suppress(OSError):
-                        if entry.stat(follow_symlinks=False).st_mtime < now - _STALE_S:
-                            Path(entry.path).unlink()
-
-    def close(self) -> None:
-        """End `remove_partial`; no file stays open."""
-        self._closed = True
-
-    def _failed(self, error: OSError) -> SlotbridgeError:
-        reason = os.strerror(error.errno or 0)
-        if error.errno in _NO_SPACE:
-            hint, code = "make room there; then restart the bridge", ExitCode.DISK_FULL
-        elif error.errno in _NO_ACCESS:
-            hint = "let the bridge's user write into the folder"
-            code = ExitCode.PRIVILEGE_MISSING
-        elif error.errno in _NO_FOLDER:
-            hint = "mount or make the folder, or correct claim_check.uri"
-            code = ExitCode.SERVER_SETTING
-        else:
-            return unreachable(self._uri, reason, error)
-        return SetupError(
-            f"the folder does not take an object: {reason}",
-            operation=OPERATION,
-            subject=self._uri,
-            hint=hint,
-            exit_code=code,
-        )
-
-
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags, _FILE_MODE)
-
-
 class Bucket:
     """A bucket of S3, or of a service with S3's API."""
+
+    checked_every_s = _BUCKET_CHECK_S
 
     def __init__(self, settings: ClaimCheckSettings) -> None:
         parts = urlsplit(settings.uri)
@@ -149,25 +59,74 @@ class Bucket:
         self._bucket = parts.netloc
         self._prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
         self._client = _client(settings)
+        self._id = ""
 
     def uri(self, name: str) -> str:
         """Return the URI of the object of this name."""
         return f"{self._uri}/{name}"
 
+    def identify(self) -> str | None:
+        """Return the id in the marker; None where there is none, and the service says so."""
+        with self._asked("NoSuchKey"):
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + MARKER)
+            return id_of(self.uri(MARKER), answer["Body"].read(ID_BYTES_MAX))
+        return None
+
+    def claim(self, id_: str) -> None:
+        """Store the marker on the condition that there is none, if the service knows conditions."""
+        key, content = self._prefix + MARKER, f"{id_}\n".encode()
+        with self._asked(*_CLAIMED, "NotImplemented"):
+            self._put(key, content, IfNoneMatch="*")
+            return
+        if self.identify() is None:
+            with self._asked():
+                self._put(key, content)
+
+    def has_objects(self) -> bool | None:
+        """Tell whether the prefix has objects; None without the right to list them."""
+        with self._asked("AccessDenied"):
+            found = self._client.list_objects_v2(
+                Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1
+            )
+            return bool(found.get("KeyCount", len(found.get("Contents", ()))))
+        return None
+
+    def begin(self, id_: str) -> None:
+        """Compare the marker with this id from now on."""
+        self._id = id_
+
+    def require_same(self) -> None:
+        """Read the marker, and compare its id with that of the session."""
+        found = self.identify() if self._id else ""
+        if found != self._id:
+            raise OtherStorage(self.uri(MARKER), self._id, found)
+
+    def refresh(self) -> None:
+        """Store the marker anew once its id was compared."""
+        self.require_same()
+        if self._id:
+            with self._asked():
+                self._put(self._prefix + MARKER, f"{self._id}\n".encode())
+
     def put(self, name: str, data: bytes) -> None:
         """Store the object; the service compares its content with the SHA-256 in its name."""
+        checksum = base64.b64encode(bytes.fromhex(name)).decode()
+        with self._asked():
+            self._put(self._prefix + name, data, ChecksumSHA256=checksum)
+
+    def _put(self, key: str, data: bytes, **more: str) -> None:
+        self._client.put_object(Bucket=self._bucket, Key=key, Body=data, **more)
+
+    @contextmanager
+    def _asked(self, *passed: str) -> Iterator[None]:
+        """Translate the errors of a request; the codes `passed` end the block without one."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        checksum = base64.b64encode(bytes.fromhex(name)).decode()
         try:
-            self._client.put_object(
-                Bucket=self._bucket,
-                Key=self._prefix + name,
-                Body=data,
-                ChecksumSHA256=checksum,
-            )
+            yield
         except ClientError as error:
-            raise self._refused(error) from error
+            if error.response.get("Error", {}).get("Code") not in passed:
+                raise self._refused(error) from error
         except (BotoCoreError, OSError) as error:
             raise self._failed(error) from error
 
@@ -217,24 +176,14 @@ class Bucket:
         return unreachable(self._uri, type(error).__name__, error)
 
 
-def unreachable(uri: str, reason: str, error: BaseException) -> Retryable:
-    """Return the error of a storage that may answer later."""
-    return Retryable(
-        f"the object storage does not take an object ({reason or type(error).__name__})",
-        operation=OPERATION,
-        subject=uri,
-        hint="check that the storage runs and can be reached, and check the section claim_check",
-        exit_code=ExitCode.STORAGE_UNREACHABLE,
-    )
-
-
 def _denied(uri: str, reason: str) -> SetupError:
     return SetupError(
         f"the object storage denies access ({reason})",
         operation=OPERATION,
         subject=uri,
         hint="correct claim_check.access_key_id and claim_check.secret_access_key (or what AWS's "
-        "own tools find), and grant s3:PutObject on the bucket's prefix",
+        "own tools find), and grant s3:PutObject on the bucket's prefix and s3:GetObject on its "
+        f"{MARKER}; without s3:ListBucket, a missing object is answered in the same way",
         exit_code=ExitCode.PRIVILEGE_MISSING,
     )
 

@@ -1,0 +1,158 @@
+"""Which storage has the large values of a topic prefix: each has an id, which Kafka's record notes.
+
+    noted in the record          found in the storage         then
+    this id                      the same                     it is that storage
+    an id                        another, or none             refused (OtherStorage)
+    nothing, and none was used   an id, or none               its id, or a new one, is noted
+    not known (older release)    an id, or objects            the same
+    not known (older release)    neither                      refused (OtherStorage)
+
+An empty or foreign folder under the same path takes objects as any other: a share that is not
+mounted, another volume in its place. Nobody would find them where events say that they are.
+"""
+
+import re
+import uuid
+from typing import Final, Protocol
+
+import structlog
+
+from schemas.errors import ExitCode, Retryable, SetupError
+from services.bridge.progress.errors import OtherStorage
+
+logger = structlog.get_logger(__name__)
+
+OPERATION: Final = "store a large value"
+MARKER: Final = ".slotbridge-storage"
+"""The object that has the storage's id, a UUID."""
+ID_BYTES_MAX: Final = 100
+"""As many bytes of a marker are read."""
+_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class ObjectStorage(Protocol):
+    """A storage. `put` returns once it has the object for good; any thread may call it."""
+
+    checked_every_s: float
+    """Seconds for which `require_same` need not be asked again."""
+
+    def identify(self) -> str | None:
+        """Return the storage's id, None where it has none. Raise SlotbridgeError."""
+        ...
+
+    def claim(self, id_: str) -> None:
+        """Give the storage this id, unless it has one: of two bridges, the first gives it."""
+        ...
+
+    def has_objects(self) -> bool | None:
+        """Tell whether anything was stored before; None where that can't be seen."""
+        ...
+
+    def begin(self, id_: str) -> None:
+        """Take this id for that of the storage from now on."""
+        ...
+
+    def require_same(self) -> None:
+        """Raise OtherStorage where the URI leads to another storage than it did at `begin`."""
+        ...
+
+    def refresh(self) -> None:
+        """Make the marker young, for rules that remove by age; `require_same` comes first."""
+        ...
+
+    def uri(self, name: str) -> str:
+        """Return the URI of the object of this name."""
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store `data` under its SHA-256. Raise SlotbridgeError that says what to do."""
+        ...
+
+    def remove_partial(self) -> None:
+        """Remove what killed processes have written in part. Raise nothing where that fails."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections to the storage."""
+        ...
+
+
+def judge_storage(
+    storage: ObjectStorage, noted: str | None, *, first: bool, accepted: str
+) -> str | None:
+    """Return the id to note, of the storage that the session may use. Raise SlotbridgeError.
+
+    `noted`: ProgressRecord.storage_id, `first`: there is no record yet; `accepted`: the setting
+    claim_check.accept_loss_of. None where the role may not read the id: nothing is judged then.
+    """
+    try:
+        found = storage.identify()
+    except SetupError as error:
+        if noted or error.exit_code is not ExitCode.PRIVILEGE_MISSING:
+            raise
+        return _claimed(storage)
+    if noted and found != noted:
+        if accepted != noted:
+            raise OtherStorage(storage.uri(MARKER), noted, found)
+        logger.warning("the loss of an object storage is accepted", lost=noted, found=found)
+    if noted is None and not first and found is None and accepted != OtherStorage.UNKNOWN:
+        there = storage.has_objects()
+        if there is None:
+            logger.warning(
+                "not judged: whether this is the object storage of earlier large values",
+                marker=storage.uri(MARKER),
+                hint="grant s3:ListBucket for one start, or look for yourself",
+            )
+        if there is False:
+            raise OtherStorage(storage.uri(MARKER), OtherStorage.UNKNOWN, None)
+    return found or _claimed(storage)
+
+
+def _claimed(storage: ObjectStorage) -> str | None:
+    """Return the id that a storage has by now; None where it can't be read."""
+    try:
+        storage.claim(str(uuid.uuid4()))
+        found = storage.identify()
+    except SetupError as error:
+        if error.exit_code is not ExitCode.PRIVILEGE_MISSING:
+            raise
+        logger.warning(
+            "not judged: whether this is the object storage of earlier large values",
+            reason=error.message,
+            hint=f"let the bridge read {storage.uri(MARKER)} (s3:GetObject)",
+        )
+        return None
+    if found is None:
+        raise Retryable(
+            "the object storage does not have its id, which was just stored",
+            operation=OPERATION,
+            subject=storage.uri(MARKER),
+            hint="nothing to do: the next session looks again",
+            exit_code=ExitCode.STORAGE_UNREACHABLE,
+        )
+    logger.info("this object storage has the large values from now on", id=found)
+    return found
+
+
+def id_of(uri: str, content: bytes) -> str:
+    """Return the id that a marker has. Raise SetupError for another content."""
+    found = content.decode("ascii", "replace").strip()
+    if _ID.fullmatch(found):
+        return found
+    raise SetupError(
+        "the object that tells which storage this is has no id",
+        operation=OPERATION,
+        subject=uri,
+        hint="put it back as it was, or remove it if no bridge has used this storage",
+    )
+
+
+def unreachable(uri: str, reason: str, error: BaseException) -> Retryable:
+    """Return the error of a storage that may answer later."""
+    return Retryable(
+        f"the object storage does not take an object ({reason or type(error).__name__})",
+        operation=OPERATION,
+        subject=uri,
+        hint="check that the storage runs and can be reached, and check the section claim_check",
+        exit_code=ExitCode.STORAGE_UNREACHABLE,
+    )
