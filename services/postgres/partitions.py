@@ -13,6 +13,7 @@ class Partition:
     """A table that holds rows of a partitioned one.
 
     `replica_identity`: d, n, f or i; `identity`: its columns, whose old values the server sends.
+    `lacks`: the columns of its root's identity that are not among them.
     """
 
     oid: int
@@ -20,6 +21,7 @@ class Partition:
     table: str
     replica_identity: str
     identity: frozenset[str]
+    lacks: frozenset[str] = frozenset()
 
     @property
     def full_name(self) -> str:
@@ -28,18 +30,20 @@ class Partition:
 
 
 def partitions(connection: Connection, roots: Collection[int]) -> dict[int, tuple[Partition, ...]]:
-    """Return the partitions of each table of `roots` (oids) that has some, of all levels.
+    """Return the partitions of each partitioned table of `roots` (oids), of all levels.
 
     Read from the catalogs alone, so that nobody's lock is waited for.
     """
     if not roots:
         return {}
     found: dict[int, list[Partition]] = {}
-    for root, oid, schema, table, kind, identity in connection.execute(
-        _PARTITIONS, [[*roots]]
-    ).fetchall():
-        partition = Partition(oid, schema, table, kind, frozenset(identity))
-        found.setdefault(root, []).append(partition)
+    rows = connection.execute(_PARTITIONS, [[*roots]]).fetchall()
+    of_roots = {root: frozenset(identity) for root, oid, *_, identity in rows if root == oid}
+    for root, oid, schema, table, kind, identity in rows:
+        below = found.setdefault(root, [])
+        if root != oid:
+            lacks = of_roots[root] - {*identity}
+            below.append(Partition(oid, schema, table, kind, frozenset(identity), lacks))
     return {root: tuple(below) for root, below in found.items()}
 
 
@@ -63,7 +67,7 @@ _PARTITIONS: LiteralString = (
     + IS_IDENTITY
     + """)))
       FROM below b JOIN pg_class c ON c.oid = b.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-     WHERE b.relid <> b.root AND c.relkind = 'r'
+     WHERE c.relkind = CASE b.relid WHEN b.root THEN 'p'::"char" ELSE 'r' END
      ORDER BY b.root, n.nspname, c.relname
 """
 )

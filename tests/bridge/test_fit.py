@@ -1,5 +1,6 @@
 """Settings against the tables: refused before the first change, with table, column and remedy."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,16 @@ from typer.testing import CliRunner
 from schemas.errors import ExitCode, SettingsError
 from schemas.shaping import ShapingSettings
 from services.bridge.command import app
-from services.bridge.events.rows import partial_identities
+from services.bridge.events.leaf_identities import hidden_by, hiding, leaf_identities
 from services.bridge.events.shaping.tables import Shaping
-from services.bridge.pgoutput.messages import Relation, RelationColumn
+from services.bridge.pgoutput.messages import (
+    Delete,
+    Insert,
+    Relation,
+    RelationColumn,
+    Row,
+    Update,
+)
 from services.bridge.recovery.fit import require_fitting, unfit
 from services.postgres.partitions import Partition
 from tests.bridge.conftest import NewBridge
@@ -124,10 +132,46 @@ def test_a_partition_is_partial_by_the_catalog_or_by_the_stream(
     """Its identity may have been another when the change was made that is now decoded."""
     below = [partition("t1", "f" if whole else "i", *(NAMES if whole else now))]
     sent = {8: relation("i", tuple(then))}
-    found = partial_identities(relation(), below, sent)
+    found = leaf_identities(relation(), below, sent)
     numbers = [{NAMES.index(name) for name in names} for names in (now, then)]
     expected = numbers[1:] if whole else numbers
-    assert {*map(frozenset, found)} == {frozenset(one) for one in expected if one}
+    assert {leaf.told for leaf in found} == {frozenset(one) for one in expected if one}
+
+
+@pytest.mark.parametrize("root", ["d", "i", "n"])
+def test_the_stream_says_what_a_partition_tells_and_the_catalog_of_others(root: str) -> None:
+    """The catalog is of today: columns may be renamed, and keys changed, behind the change."""
+    table = relation(root, ("id", "tenant"))
+    as_root, other = frozenset[str](), frozenset({"tenant"})
+    catalog = [
+        Partition(8, "public", "t1", "i", frozenset({"note"}), other),
+        Partition(9, "public", "t2", "d", frozenset({"renamed"}), as_root),
+        Partition(10, "public", "t3", "f", frozenset(NAMES), as_root),
+        Partition(11, "public", "t4", "n", frozenset(), other),
+    ]
+    assert [leaf.columns for leaf in leaf_identities(table, catalog, {})] == [("note",)]
+    described = leaf_identities(table, catalog, {8: relation("d", ("id",))})
+    assert [(leaf.columns, leaf.told) for leaf in described] == [(("id",), frozenset({0}))]
+    assert leaf_identities(table, catalog, {8: relation("f"), 10: relation("f")}) == ()
+
+
+def test_a_change_is_hidden_where_it_may_be_of_a_partition_that_does_not_tell() -> None:
+    table = relation("d", ("id", "tenant"))
+    sent = {8: relation("d", ("id",)), 9: relation("d", ("tenant", "id"))}
+    catalog = [partition("t1", "d"), replace(partition("t2", "d"), oid=9)]
+    leaves = leaf_identities(table, catalog, sent)
+    assert hiding(leaves, {0}) == hiding(leaves, ()) == ()
+    narrow = hiding(leaves, {0, 1})
+    assert [leaf.columns for leaf in narrow] == [("id",)]
+    new: Row = [b"1", b"a", b"x"]
+    key, wide, whole = [b"1", None, None], [b"1", b"a", None], [b"1", b"a", b"x"]
+    assert hidden_by(narrow, Update(table, None, None, new)) == narrow
+    assert hidden_by(narrow, Update(table, "K", [*key], new)) == narrow
+    assert hidden_by(narrow, Delete(table, "K", [*key])) == narrow
+    assert hidden_by(narrow, Delete(table, "K", [*wide])) == ()
+    assert hidden_by(narrow, Delete(table, "K", [*whole])) == ()
+    assert hidden_by(narrow, Delete(table, "O", [*key])) == ()
+    assert hidden_by(narrow, Insert(table, new)) == ()
 
 
 @pytest.mark.parametrize(
@@ -224,3 +268,51 @@ def test_a_partition_that_does_not_tell_old_values_is_refused_and_never_guessed(
     assert {event["op"] for event in changes[10:]} <= {"c"}, "no part of the transaction"
     assert [event["op"] for event in changes[:10]] == ["c"] * 9 + ["d"]
     assert changes[9]["before"] == {"id": 7, "tenant": "a", "note": "x"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "what"),
+    [
+        (BY_TENANT, ExitCode.UNDECODABLE, "columns that choose the partition"),
+        (
+            {"filters": {"public.t": "tenant == 'a'"}},
+            ExitCode.RECORD_REFUSED,
+            "columns of a filter",
+        ),
+    ],
+    ids=["partition_by", "filter"],
+)
+def test_a_change_that_a_partition_hides_is_refused(
+    settings: dict[str, Any],
+    code: ExitCode,
+    what: str,
+    pair: Provider,
+    fresh_database: str,
+    new_bridge: NewBridge,
+) -> None:
+    """The root's identity is an index with the column; a new partition has its key alone."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for statement in (
+            "CREATE TABLE t (id int PRIMARY KEY, tenant text NOT NULL, note text)"
+            " PARTITION BY RANGE (id)",
+            "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
+            "CREATE UNIQUE INDEX told ON t (id, tenant)",
+            "ALTER TABLE t REPLICA IDENTITY USING INDEX told",
+            "ALTER TABLE t1 REPLICA IDENTITY USING INDEX t1_id_tenant_idx",
+            "CREATE PUBLICATION root FOR TABLE t WITH (publish_via_partition_root)",
+        ):
+            connection.execute(statement)
+        shaping = settings | {"keys": {"public.t": ["id"]}}
+        bridge = new_bridge(conninfo, shaping=shaping, publication="root").start().streaming()
+        connection.execute("INSERT INTO t VALUES (1, 'a', 'x'), (2, 'a', 'x')")
+        connection.execute("UPDATE t SET note = 'y' WHERE id = 1")
+        bridge.caught_up()
+        with connection.transaction():
+            connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
+            connection.execute("INSERT INTO t VALUES (101, 'a', 'x')")
+        bridge.caught_up()
+        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+    named = ("partition public.t2", "DEFAULT (id)", "ALTER TABLE public.t2")
+    _stopped(bridge, code, f"the old row's {what}", *named)
+    assert sorted(event["op"] for event in bridge.events("t")) == ["c", "c", "c", "u"]

@@ -14,7 +14,7 @@ class Described(NamedTuple):
     """How a relation is published, and the schema event before its first change, if any.
 
     `settled` False: key or types are to be asked for again in the next transaction. `partitions`:
-    those of a table with REPLICA IDENTITY FULL, as the catalog has them now.
+    those of the table, as the catalog has them now.
     """
 
     plan: TableShaping

@@ -30,13 +30,12 @@ from services.bridge.events.errors import (
     RowRefused,
     delete_without_key,
     updated_outbox,
-    without_key,
-    without_place,
 )
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
 from services.bridge.events.fields import Fields
+from services.bridge.events.leaf_identities import leaf_identities
 from services.bridge.events.row_encoders import Write
-from services.bridge.events.rows import Table, partial_identities
+from services.bridge.events.rows import Table
 from services.bridge.events.shaping.outbox import Headers, OutboxMessages, OutboxTable
 from services.bridge.events.transaction_texts import Counter, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
@@ -278,8 +277,7 @@ class Envelope:
             return []
         if table.outbox is not None:
             return self._outbox_message(table, table.outbox, change.new, lsn, seq)
-        if table.unplaced(change):
-            raise without_place(table.name, lsn)
+        table.require_told(change, lsn)
         after, headers = table.told(change.new)
         value = self._value(table, "null", after, "c", lsn, seq)
         return [table.event(table.key(change.new), value, headers, seq, lsn)]
@@ -292,10 +290,7 @@ class Envelope:
         if table.outbox is not None:
             raise updated_outbox(table.name, lsn)
         old, new = change.old, change.told
-        if table.lacks_key(change):
-            raise without_key(table.name, lsn)
-        if table.unplaced(change):
-            raise without_place(table.name, lsn)
+        table.require_told(change, lsn)
         (after, told), key = table.told(new), table.key(new)
         if old is not None and (old_key := table.key(old)) != key:
             headers = key.as_header(NEW_KEY_HEADER)
@@ -313,10 +308,7 @@ class Envelope:
         table = self._table(change.relation, seq)
         if "d" in table.skipped or table.outbox is not None:
             return []
-        if table.lacks_key(change):
-            raise without_key(table.name, lsn)
-        if table.unplaced(change):
-            raise without_place(table.name, lsn)
+        table.require_told(change, lsn)
         return self._removal(table, change.old, None, lsn, seq)
 
     def _removal(
@@ -376,9 +368,9 @@ class Envelope:
                 self._unsettled.append(relation.oid)
             counter = self._counter(f"{relation.schema}.{relation.table}")
             fields = self._fields if described.plan.flat else None
-            partial = partial_identities(relation, described.partitions, self.sent)
+            leaves = leaf_identities(relation, described.partitions, self.sent)
             made = (described.plan, counter, self._encoders, described.form, fields)
-            table = Table(*made, partial=partial)
+            table = Table(*made, leaves=leaves)
             known = (relation, table)
             self._tables[relation.oid] = known
         return known[1]

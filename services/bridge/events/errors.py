@@ -1,6 +1,10 @@
 """Errors of changes that can't become events, with their remedies. Pure."""
 
+from collections.abc import Sequence
+from typing import Final
+
 from schemas.errors import BadInput, ExitCode
+from services.bridge.events.leaf_identities import LeafIdentity
 from services.bridge.pgoutput.errors import DecodeError
 
 
@@ -31,6 +35,14 @@ class EntersWithoutValue(RowRefused):
         self.column = column
 
 
+class HiddenByPartition(RowRefused):
+    """A change that may be of partitions whose replica identity hides old values, `what`."""
+
+    def __init__(self, what: str, leaves: Sequence[LeafIdentity]) -> None:
+        super().__init__(_hidden(what, leaves))
+        self.leaves = leaves
+
+
 def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
     """Return the error of a change with a value that could not be encoded."""
     if isinstance(error, UnfitValue):
@@ -52,6 +64,15 @@ def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
             lsn=lsn,
             hint=f"correct {error.key}, so that it has a value for this row, and start the bridge "
             "again; or set bridge.on_refused: dead_letter, which goes on without the row",
+            exit_code=ExitCode.RECORD_REFUSED,
+        )
+    if isinstance(error, HiddenByPartition):
+        return BadInput(
+            str(error),
+            operation="encode an event",
+            subject=table,
+            lsn=lsn,
+            hint=f"{_altered(error.leaves)}, or set bridge.on_refused: dead_letter",
             exit_code=ExitCode.RECORD_REFUSED,
         )
     if isinstance(error, EntersWithoutValue):
@@ -86,8 +107,10 @@ def updated_outbox(table: str, lsn: int) -> BadInput:
     )
 
 
-def without_key(table: str, lsn: int) -> BadInput:
-    """Return the error of a change without the old row's key."""
+def without_key(table: str, lsn: int, leaves: Sequence[LeafIdentity] = ()) -> BadInput:
+    """Return the error of a change without the old row's key; `leaves`: partitions that hide it."""
+    if leaves:
+        return _hidden_by(leaves, "key", table, lsn)
     return BadInput(
         "an update or delete does not have the old row's key",
         operation="encode an event",
@@ -98,8 +121,14 @@ def without_key(table: str, lsn: int) -> BadInput:
     )
 
 
-def without_place(table: str, lsn: int) -> BadInput:
-    """Return the error of a change that does not tell the columns that choose the partition."""
+def without_place(table: str, lsn: int, leaves: Sequence[LeafIdentity] = ()) -> BadInput:
+    """Return the error of a change that does not tell the columns that choose the partition.
+
+    `leaves`: the table's partitions whose replica identity hides them.
+    """
+    if leaves:
+        what = "columns that choose the partition (shaping.partition_by)"
+        return _hidden_by(leaves, what, table, lsn)
     return BadInput(
         "an update or delete does not tell the values of the columns that choose the partition "
         "(shaping.partition_by)",
@@ -121,4 +150,34 @@ def delete_without_key(table: str, lsn: int) -> BadInput:
         hint="set shaping.flat.deletes: rewrite, choose a key in shaping.keys, or skip the "
         f"table's deletes: shaping.skip: {{{table}: [d]}}",
         exit_code=ExitCode.RECORD_REFUSED,
+    )
+
+
+_NAMED_MAX: Final = 3
+"""How many partitions an error names."""
+
+
+def _hidden_by(leaves: Sequence[LeafIdentity], what: str, table: str, lsn: int) -> BadInput:
+    return BadInput(
+        _hidden(what, leaves),
+        operation="encode an event",
+        subject=table,
+        lsn=lsn,
+        hint=_altered(leaves),
+    )
+
+
+def _hidden(what: str, leaves: Sequence[LeafIdentity]) -> str:
+    named = ", ".join(map(str, leaves[:_NAMED_MAX]))
+    more = f" and {len(leaves) - _NAMED_MAX} more" if len(leaves) > _NAMED_MAX else ""
+    return f"an update or delete does not tell the old row's {what}: partition {named}{more}"
+
+
+def _altered(leaves: Sequence[LeafIdentity]) -> str:
+    names = dict.fromkeys(leaf.partition for leaf in leaves[:_NAMED_MAX])
+    altered = "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names)
+    return (
+        f"{altered}, or the identity of the root, for later changes; to go on after those that "
+        "were made before, leave the table out (shaping.exclude), and once it is back make its "
+        "topic right: `slotbridge recover --force`"
     )

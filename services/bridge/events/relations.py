@@ -57,9 +57,11 @@ class Relations:
         self._while_waiting = while_waiting
         self._deposit = deposit
         self._awaited_xid = 0
+        self._visible = True
         self._encoders = encoders
         self._formats = formats
         self._text_types: set[int] = set()
+        self._not_partitioned: set[int] = set()
         self._primary = primary
         self._shaping = shaping
         self._shapes = Shapes(prefix, known)
@@ -74,7 +76,6 @@ class Relations:
         """
         self._renamed.require_hidden(relation, stamp.commit_lsn)
         certain = True
-        below: Sequence[Partition] = ()
         identity = [column.name for column in relation.columns if column.key]
         served = {column.name for column in relation.columns}
         try:
@@ -82,11 +83,10 @@ class Relations:
                 relation = self._shaping.with_key(relation)
             elif relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
                 relation, certain = self._with_primary_key(relation, stamp.xid)
-            if relation.replica_identity == "f":
-                below = self._primary.partitions(relation.oid)
             plan = self._shaping.plan(relation, identity)
             if not plan.published:
                 return Described(plan, None, certain)
+            below = self._partitions_of(relation, stamp.xid)
             table = plan.relation.schema, plan.relation.table
             self._owners.claim(table, plan.topic, stamp.commit_lsn)
             certain = self._learn_types(plan.relation, stamp.xid) and certain
@@ -105,6 +105,21 @@ class Relations:
             plan.relation, stamp, seq, tell, left_out=left_out, differs=differs
         )
         return Described(plan, event, certain, form, below)
+
+    def _partitions_of(self, relation: Relation, xid: int) -> Sequence[Partition]:
+        """Return a table's partitions as the catalog has them now, () for a table without.
+
+        The server describes the root anew before the first change of each partition, which the
+        transaction being published may have made. A table that is not partitioned never will be:
+        the catalog is asked once in a session.
+        """
+        if relation.oid in self._not_partitioned:
+            return ()
+        visible = self._await_catalog(xid)
+        found = self._primary.partitions(relation.oid)
+        if found is None and visible:
+            self._not_partitioned.add(relation.oid)
+        return found or ()
 
     def _differs(self, oid: int, xid: int, before: SchemaEvent) -> bool:
         """Tell whether the catalog has another column under a name of the last schema event."""
@@ -178,11 +193,15 @@ class Relations:
                 )
         return not self._encoders.unknown(oids)
 
-    def _await_catalog(self, xid: int) -> None:
-        """Wait until the catalog shows what the transaction being published has changed in it."""
+    def _await_catalog(self, xid: int) -> bool:
+        """Wait until the catalog shows what the transaction being published has changed in it.
+
+        Return False where it does not show it yet, because commits wait for the bridge.
+        """
         if xid != self._awaited_xid:
             self._awaited_xid = xid
-            self._primary.await_visible(xid, self._while_waiting)
+            self._visible = self._primary.await_visible(xid, self._while_waiting)
+        return self._visible
 
     def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:
         self._await_catalog(xid)

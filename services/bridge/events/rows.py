@@ -1,14 +1,20 @@
 """A table's rows and keys to JSON text, by its plan. Pure; made once per relation."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Final
 
-from services.bridge.events.errors import EntersWithoutValue
+from services.bridge.events.errors import (
+    EntersWithoutValue,
+    HiddenByPartition,
+    without_key,
+    without_place,
+)
 from services.bridge.events.event import FIRST_PARTITION, REASON_HEADER, Event, placeholder_values
 from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Affixes, Key, TableFormat
+from services.bridge.events.leaf_identities import LeafIdentity, hidden_by, hiding
 from services.bridge.events.row_encoders import Column, Frame, Write, holds_placeholder, writer
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.row_rules import RowChange
@@ -20,14 +26,12 @@ from services.bridge.pgoutput.messages import (
     UNCHANGED,
     Delete,
     Insert,
-    Relation,
     RelationColumn,
     Row,
     Unchanged,
     Update,
     Value,
 )
-from services.postgres.partitions import Partition
 
 WORTH_ROWS = 20
 """How many rows of a table come the long way before code is made for it."""
@@ -47,9 +51,9 @@ class Table:
         form: TableFormat = PLAIN,
         fields: Fields | None = None,
         *,
-        partial: Collection[frozenset[int]] = (),
+        leaves: Sequence[LeafIdentity] = (),
     ) -> None:
-        """`partial`: as `partial_identities` returns them."""
+        """`leaves`: as `leaf_identities` returns them."""
         relation = plan.relation
         self._format = form
         self.fields = fields
@@ -92,10 +96,12 @@ class Table:
             )
             if column.key
         ]
-        self._partial = partial
+        self._partial = {leaf.told for leaf in leaves}
         keys = {source_index for source_index, *_ in self._key}
-        self._hides_key = any(not keys <= identity for identity in partial)
-        """Whether an update without an old row may have changed the key."""
+        self._hiding_key = hiding(leaves, keys) if keys else tuple(leaves)
+        """Partitions that do not tell the old row's key; without a key, the whole row is needed."""
+        self._hiding_place = hiding(leaves, {source_index for source_index, *_ in self._places})
+        self._hiding_filter = hiding(leaves, plan.rules.filter_columns if plan.rules else ())
 
     def as_told(self, change: RowChange) -> RowChange:
         """Return the change with kind K for an old row that may lack values.
@@ -163,7 +169,7 @@ class Table:
             return None
         if self.rules is not None or self._places or (old and self._skips_unchanged):
             return None
-        if event is Update and (self._hides_key or (old and self._partial)):
+        if event is Update and (self._hiding_key or (old and self._partial)):
             return None
         keys = {source_index for source_index, *_ in self._key}
         columns = [
@@ -228,11 +234,14 @@ class Table:
     def published(self, change: RowChange) -> RowChange | None:
         """Return the change that filters and computed columns make of a change, None for nothing.
 
-        Raise RowRefused for a row that an expression fails on, and for one that an update brings
-        into a filter without a value that the WAL lacks.
+        Raise RowRefused for a row that an expression fails on, for one whose partition hides
+        whether the old row fits, and for one that an update brings into a filter without a value
+        that the WAL lacks.
         """
         if self.rules is None or self.skips(change):
             return change
+        if leaves := hidden_by(self._hiding_filter, change):
+            raise HiddenByPartition("columns of a filter", leaves)
         found = self.rules.apply(change)
         if isinstance(change, Update) and isinstance(found, Insert) and not self.skips(found):
             for source_index, column in zip(self._sources, self._relation.columns, strict=True):
@@ -258,12 +267,19 @@ class Table:
             for source_index, (_, encode, _) in zip(self._sources, self.columns, strict=True)
         )
 
-    def lacks_key(self, change: Update | Delete) -> bool:
-        """Tell whether the change does not tell the key of the old row."""
-        if change.old is None:  # then no column of the identity has changed
-            return self._hides_key
-        old, whole = change.old, change.old_kind == "O"
-        return not whole and any(old[source_index] is None for source_index, *_ in self._key)
+    def require_told(self, change: Insert | Update | Delete, lsn: int) -> None:
+        """Raise BadInput for a change that does not tell the old row's key, or a partition."""
+        leaves = hidden_by(self._hiding_key, change)
+        if leaves or self._lacks_key(change):
+            raise without_key(self.name, lsn, leaves)
+        leaves = hidden_by(self._hiding_place, change)
+        if leaves or self.unplaced(change):
+            raise without_place(self.name, lsn, leaves)
+
+    def _lacks_key(self, change: Insert | Update | Delete) -> bool:
+        if isinstance(change, Insert) or change.old is None or change.old_kind == "O":
+            return False
+        return any(change.old[source_index] is None for source_index, *_ in self._key)
 
     def key(self, row: Row) -> Key:
         """Return the key of a row in the table's format; it has no data without a key column.
@@ -301,28 +317,6 @@ class Table:
         """Return the event of a row's change at `lsn`."""
         data, placed_by = key
         return Event(self.topic, data, value, headers, False, self.name, seq, lsn, placed_by)
-
-
-def partial_identities(
-    relation: Relation, partitions: Iterable[Partition], sent: Mapping[int, Relation]
-) -> tuple[frozenset[int], ...]:
-    """Return the replica identities, as column numbers, of partitions that tell no whole old rows.
-
-    `relation`: their root, with REPLICA IDENTITY FULL. `partitions`: as the catalog has them now;
-    `sent`: relations as the stream has described them, by oid, which may be older.
-    """
-    found = set()
-    for partition in partitions:
-        if partition.replica_identity != "f":
-            found.add(partition.identity)
-        then = sent.get(partition.oid)
-        if then is not None and then.replica_identity != "f":
-            found.add(frozenset(column.name for column in then.columns if column.key))
-    return tuple(
-        frozenset(at for at, column in enumerate(relation.columns) if column.name in names)
-        for names in found
-        if names  # else the server refuses its updates and deletes
-    )
 
 
 def encoder_of(plan: TableShaping, encoders: Encoders, column: RelationColumn) -> Encoder:

@@ -236,10 +236,10 @@ class Primary:
             return primary_key(self._connection, relation_oid)
 
     @in_any_session
-    def partitions(self, relation_oid: int) -> tuple[Partition, ...]:
-        """Return the partitions that a table has now, () for a table without."""
+    def partitions(self, relation_oid: int) -> tuple[Partition, ...] | None:
+        """Return the partitions that a table has now, None for a table that is not partitioned."""
         with self._statement("read the partitions of a table"):
-            return partitions(self._connection, [relation_oid]).get(relation_oid, ())
+            return partitions(self._connection, [relation_oid]).get(relation_oid)
 
     @in_any_session
     def stored_columns(self, relation_oid: int) -> StoredColumns | None:

@@ -215,10 +215,14 @@ class Assembler:
         if isinstance(message, Message):
             return self._message(message, lsn, now_us)
         if isinstance(message, Relation):
-            self._envelope.sent[message.oid] = message
+            self.describe(message)
         elif not isinstance(message, (Type, Origin)):
             raise misplaced(f"{type(message).__name__}, which was not asked for,", lsn)
         return None
+
+    def describe(self, relation: Relation) -> None:
+        """Take the server's description of a relation, which counts for changes from then on."""
+        self._envelope.sent[relation.oid] = relation
 
     def advance(self, lsn: int) -> EventBatch | None:
         """Move the position to `lsn`: a keepalive said that nothing before it is left to send.

@@ -86,6 +86,7 @@ class Prepared:
             message = self._decoder.decode(payload, lsn)
             if isinstance(message, Relation):
                 self._told.discard(message.oid)
+                self._assembler.describe(message)
         elif kind in _CHANGES:
             xid = self._begin.xid
             for description in self._lacking(payload, lsn):

@@ -185,7 +185,32 @@ def test_a_partition_whose_identity_is_not_its_roots_key_is_refused(scene: Scene
     scene.run("INSERT INTO p VALUES (1001, 's', 'x'), (7, 's', 'x')", "DELETE FROM p WHERE id = 7")
     scene.run("DELETE FROM p WHERE id = 1001")
     assert scene.bridge.exit_code() == ExitCode.UNDECODABLE, scene.bridge.output
-    assert "does not have the old row's key (public.p, at LSN" in scene.bridge.output
+    assert "does not tell the old row's key: partition public.p_rest_high" in scene.bridge.output
+    assert "(public.p, at LSN" in scene.bridge.output
+
+
+def test_a_key_that_changes_unseen_in_a_partition_is_refused(scene: Scene) -> None:
+    """Without an old row the old key would stay in Kafka; other partitions are not disturbed."""
+    partitioned(scene, "p", "DEFAULT")
+    scene.run("CREATE UNIQUE INDEX by_note ON p_rest_high (note, region)")
+    scene.run("ALTER TABLE p_rest_high ALTER note SET NOT NULL")
+    scene.publish("FOR TABLE p WITH (publish_via_partition_root)")
+    scene.start()
+    scene.run("INSERT INTO p VALUES (1001, 's', 'x'), (7, 's', 'x')", "UPDATE p SET id = id + 1")
+    scene.run("UPDATE p SET note = 'y' WHERE id = 8")
+    scene.bridge.caught_up()
+    scene.run("ALTER TABLE p_rest_high REPLICA IDENTITY USING INDEX by_note")
+    scene.run("UPDATE p SET id = 1003 WHERE id = 1002")
+    assert scene.bridge.exit_code() == ExitCode.UNDECODABLE, scene.bridge.output
+    said = scene.bridge.output.splitlines()[-1]
+    for part in (
+        "does not tell the old row's key: partition public.p_rest_high",
+        "REPLICA IDENTITY USING INDEX (note, region)",
+        "(public.p, at LSN",
+        "ALTER TABLE public.p_rest_high REPLICA IDENTITY FULL",
+    ):
+        assert part in said
+    assert [key for key, _ in scene.bridge.records("public.p")][-1] == b'{"id":8,"region":"s"}'
 
 
 def test_a_deferrable_primary_key_is_not_used_as_key(scene: Scene) -> None:

@@ -60,6 +60,8 @@ class RowRules:
         for key, text in computed.values():
             expression = Expression(text, key, relation)
             self._computed.append((expression, expression.result()))
+        self.filter_columns = frozenset(index for one in self._filters for index in one.uses)
+        """The columns that filters use, as indexes of the relation's."""
         self.columns = tuple(
             RelationColumn(name, result.type_oid, -1, False)
             for name, (_, result) in zip(computed, self._computed, strict=True)

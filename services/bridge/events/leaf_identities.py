@@ -1,0 +1,85 @@
+"""Which old values the partitions of a table tell, where they are published as their root. Pure.
+
+pgoutput describes the root, and beside it the partition that a change is of; the change itself
+names the root alone. Its old row comes by the replica identity of the partition, which does not
+inherit its root's. A partition counts by what the stream has said of it, as that was so at the
+change; one that the stream has not described, by the catalog, if it differs from its root there.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from services.bridge.pgoutput.messages import Delete, Insert, Relation, Update
+from services.postgres.partitions import Partition
+
+_KINDS: Final = {"d": "DEFAULT", "i": "USING INDEX"}
+
+
+class LeafIdentity(NamedTuple):
+    """The replica identity of a partition that does not tell whole old rows.
+
+    `replica_identity`: d or i. `told`: its `columns`, as indexes of the root's relation.
+    """
+
+    partition: str
+    replica_identity: str
+    columns: tuple[str, ...]
+    told: frozenset[int]
+
+    def __str__(self) -> str:
+        kind = _KINDS.get(self.replica_identity, self.replica_identity)
+        return f"{self.partition} has REPLICA IDENTITY {kind} ({', '.join(self.columns)})"
+
+
+def leaf_identities(
+    relation: Relation, partitions: Iterable[Partition], sent: Mapping[int, Relation]
+) -> tuple[LeafIdentity, ...]:
+    """Return the replica identities of partitions that tell no whole old rows, ordered by name.
+
+    `relation`: their root. `partitions`: as the catalog has them now; `sent`: relations as the
+    stream has described them, by oid. Under a root with REPLICA IDENTITY FULL the catalog counts
+    also for a partition that the stream has described.
+    """
+    found = set()
+    full = relation.replica_identity == "f"
+    for partition in partitions:
+        then = sent.get(partition.oid)
+        if full or (then is None and partition.lacks):
+            found.add((partition.full_name, partition.replica_identity, partition.identity))
+        if then is not None:
+            columns = frozenset(column.name for column in then.columns if column.key)
+            found.add((f"{then.schema}.{then.table}", then.replica_identity, columns))
+    indexes = {column.name: index for index, column in enumerate(relation.columns)}
+    return tuple(
+        sorted(
+            LeafIdentity(
+                name,
+                replica_identity,
+                tuple(sorted(columns)),
+                frozenset(indexes[column] for column in columns & indexes.keys()),
+            )
+            for name, replica_identity, columns in found
+            if replica_identity != "f" and columns  # without any the server refuses the change
+        )
+    )
+
+
+def hiding(leaves: Iterable[LeafIdentity], needed: Collection[int]) -> tuple[LeafIdentity, ...]:
+    """Return the partitions that do not tell all old values of the columns `needed`."""
+    return tuple(leaf for leaf in leaves if not leaf.told.issuperset(needed))
+
+
+def hidden_by(
+    leaves: tuple[LeafIdentity, ...], change: Insert | Update | Delete
+) -> tuple[LeafIdentity, ...]:
+    """Return the partitions of `leaves` that an update or delete may be of, () for none.
+
+    An update without an old row may be of any: it tells only that no column of the partition's
+    identity has changed. The columns of an identity are never NULL.
+    """
+    if not leaves or isinstance(change, Insert) or change.old_kind == "O":
+        return ()
+    if change.old is None:
+        return leaves
+    told = frozenset(index for index, value in enumerate(change.old) if value is not None)
+    return tuple(leaf for leaf in leaves if leaf.told == told)
