@@ -20,7 +20,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import structlog
@@ -31,7 +30,7 @@ from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
 from spark_consumers.events.shape import CommitPosition, Shape, survivors_of
 from spark_consumers.failures import FOREIGN, text_of
-from spark_consumers.iceberg import catalog, fills
+from spark_consumers.iceberg import catalog, fills, rules
 from spark_consumers.iceberg.fills import Fill
 from spark_consumers.iceberg.layout import Field, Layout, layout_of
 
@@ -125,25 +124,27 @@ def evolve(
     spark: SparkSession,
     identifier: str,
     settings: TablesSettings,
-    shapes: list[Shape],
+    had: Layout,
+    later: list[Shape],
     given: Evolved,
     known: tuple[int, int],
 ) -> Evolved:
-    """Change a table from the first of `shapes` to the last; `given`: what it had still to get.
+    """Change a table that is as `had` to the last of `later`; `given`: what it had still to get.
 
-    The shape, and what the table is to get, are written into the table's properties in the same
-    commit. Raise Retryable where the table has another epoch than `known`: another writer may have
-    changed it already.
+    The shape, the rule by its names, and what the table is to get are written into the table's
+    properties in the same commit. Raise Retryable where the table has another epoch than `known`:
+    another writer may have changed it already.
     """
     replaced, kept, pending, drops = given
-    for before, after in pairwise(shapes):
+    old, rule = had, layout_of(settings, later[-1]).rule
+    for place, after in enumerate(later):
         table = catalog.load(spark, identifier)
         catalog.require_known(table, identifier, known)
+        before, existing = old.shape, [str(column.name()) for column in table.schema().columns()]
         another = before.another_table(after)
-        old, new = Layout(before, layout_of(settings, after).rule), layout_of(settings, after)
+        new = Layout(after, rules.rule_as_of(rule, later[place:]))
         if key_changed(before, after):
             raise other_key(before, after)
-        existing = [str(column.name()) for column in table.schema().columns()]
         changes = needed(settings, old, new, existing, replaced=another)
         kept = unfilled(old, new, changes, kept)
         found = fills.wanted(settings, after.name, fills.fills_for(old, new))
@@ -153,7 +154,7 @@ def evolve(
         drops = (*(names.get(name, name) for name in drops), *changes.drops)
         to_get = Evolved(None, kept, pending, drops)
         with refusing(after):
-            _commit(spark, table, changes, after, to_get, another=another)
+            _commit(spark, table, changes, new, to_get, another=another)
         changed = [*(name for name, _ in changes.adds), *dict(changes.widened)]
         fills.warn_unsent(before, after, changed)
         replaced = after.since if another else replaced
@@ -167,6 +168,7 @@ def evolve(
             to_be_dropped=list(changes.drops),
             widened=[name for name, _ in changes.widened],
         )
+        old = new
     return Evolved(replaced, kept, pending, drops)
 
 
@@ -182,16 +184,18 @@ def _commit(
     spark: SparkSession,
     table: Any,
     changes: Changes,
-    shape: Shape,
+    layout: Layout,
     to_get: Evolved,
     *,
     another: bool,
 ) -> None:
+    shape = layout.shape
     if changes.drops:  # what Iceberg refuses is refused here, not in the commit of all tables
         drop_columns(_changed(spark, table, changes), changes.drops)
     transaction = _changed(spark, table, changes)
     values = transaction.updateProperties()
     values.set(catalog.SHAPE, json.dumps(shape.document()))
+    values.set(catalog.RULE, rules.document(layout.rule))
     values.set(catalog.KEY, json.dumps(shape.key))
     values.set(catalog.KEPT, json.dumps(to_get.kept))
     if to_get.fills:

@@ -82,7 +82,7 @@ class Layout:
         return tuple(
             Field(place, rename.get(column.name, column.name), column.data_type)
             for place, column in enumerate(self.shape.columns)
-            if self._selects(column.name)
+            if selects(self.rule, column.name)
         )
 
     @property
@@ -110,11 +110,12 @@ class Layout:
         """The fields that identify a row."""
         return tuple(field for field in self.fields if self.shape.columns[field.source_index].key)
 
-    def _selects(self, column: str) -> bool:
-        include, exclude = self.rule.include, self.rule.exclude
-        if include and not any(column_matches(pattern, column) for pattern in include):
-            return False
-        return not any(column_matches(pattern, column) for pattern in exclude)
+
+def selects(rule: TableRule, column: str) -> bool:
+    """Tell whether the Iceberg table of a rule has a source column of this name."""
+    if rule.include and not any(column_matches(pattern, column) for pattern in rule.include):
+        return False
+    return not any(column_matches(pattern, column) for pattern in rule.exclude)
 
 
 def rule_of(settings: TablesSettings, schema: str, table: str) -> TableRule:

@@ -2,14 +2,19 @@
 
 A table keeps what it was made by: a changed rule would write values into other columns than the
 rows have that are there, or none at all. Where it makes a difference, it is refused by name.
+
+A rule names columns, which the source may rename. `rule_as_of` tells what it means for the columns
+of an earlier time.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from schemas.tables import Kind, TableRule
-from spark_consumers.events.shape import Shape
-from spark_consumers.iceberg.layout import Layout
+from schemas.errors import OperatorNeeded
+from schemas.tables import Kind, TableRule, sort_field, transform
+from spark_consumers.events.shape import Shape, survivors_of
+from spark_consumers.iceberg.layout import METADATA, Layout, selects
 
 _COMPARED = frozenset({"kind", "include", "exclude", "rename", "partition", "sort"})
 
@@ -44,11 +49,119 @@ def difference(shape: Shape, made_by: TableRule, now: TableRule) -> str:
         if was is None:
             return f"include or exclude admits column {column}, which the table was made without"
         return f"rename: column {column} is {is_now} and was {was}"
-    for key in ("partition", "sort"):
-        was, is_now = ", ".join(getattr(made_by, key)), ", ".join(getattr(now, key))
-        if was != is_now:
-            return f"{key} is [{is_now}] and was [{was}]"
+    reads: dict[str, Callable[[str], tuple[object, ...]]]
+    reads = {"partition": transform, "sort": sort_field}
+    for key, read in reads.items():
+        was, is_now = getattr(made_by, key), getattr(now, key)
+        if [*map(read, was)] != [*map(read, is_now)]:
+            return f"{key} is [{', '.join(is_now)}] and was [{', '.join(was)}]"
     return ""
+
+
+def layout_as_of(rule: TableRule, shapes: Sequence[Shape], columns: Collection[str]) -> Layout:
+    """Return the layout that a table had when its source had the first of `shapes`.
+
+    `shapes`: that one, and all later ones, whose names the rule may use. `columns`: those of the
+    Iceberg table then. Raise OperatorNeeded where the rule has two meanings for them, or none.
+    """
+    layout = Layout(shapes[0], rule_as_of(rule, shapes, columns))
+    missing = [name for name in layout.names if name not in columns]
+    if missing or not layout.fields:
+        raise OperatorNeeded(
+            f"the table's rule does not fit the columns that it had: {missing[0]} is not there"
+            if missing
+            else "the table's rule names no column that the table had",
+            operation="read a table as of an epoch",
+            subject=shapes[0].name,
+            hint="correct the table's rule in tables.rules: it may name columns by their present "
+            "names or by those of then",
+        )
+    return layout
+
+
+def rule_as_of(
+    rule: TableRule, shapes: Sequence[Shape], columns: Collection[str] | None = None
+) -> TableRule:
+    """Return a rule that names the columns of the first of `shapes` by their names in it.
+
+    The rule may have the names of any of `shapes`: those that fit the Iceberg table's `columns`
+    at that time count, and of these the ones that name most of them. Return the rule as it is
+    where it needs no other names, or none fit. Raise OperatorNeeded where it has two meanings;
+    without `columns` to tell by, it then has that of its own names.
+    """
+    first = shapes[0]
+    found: list[tuple[dict[str, str], TableRule]] = []
+    for names in _names_in(shapes):
+        fields = {c: rule.rename.get(names[c], c) for c in first.names if selects(rule, names[c])}
+        there = columns is None or set(fields.values()) <= set(columns)
+        keyed = rule.kind == "changelog" or set(first.key) <= fields.keys()
+        if there and keyed and len(set(fields.values())) == len(fields):
+            found.append((fields, _renamed(rule, first, fields, names)))
+    if not found:
+        return rule
+    best = max((fields for fields, _ in found), key=len)
+    for fields, _ in found:
+        if not fields.items() <= best.items():
+            if columns is None:
+                return rule
+            other = next(name for name in fields if best.get(name) != fields[name])
+            raise OperatorNeeded(
+                "the table's rule has two meanings for the columns that it had, as names went from "
+                f"one column to another: {other} may be meant or not",
+                operation="read the table's rule",
+                subject=first.name,
+                hint="choose an epoch after the last change of names (slottables epochs)",
+            )
+    meant = [translated for fields, translated in found if fields == best]
+    return next((one for one in meant if _is_written(one, best)), meant[0])
+
+
+def _names_in(shapes: Sequence[Shape]) -> Iterator[dict[str, str]]:
+    """Yield the names that the first shape's columns have in each; the last ones of those gone."""
+    names = alive = {name: name for name in shapes[0].names}
+    yield names
+    for before, after in pairwise(shapes):
+        kept = survivors_of(before, after)
+        alive = {column: kept[name] for column, name in alive.items() if name in kept}
+        names = names | alive
+        yield names
+
+
+def _renamed(
+    rule: TableRule, first: Shape, fields: Mapping[str, str], names: Mapping[str, str]
+) -> TableRule:
+    """Return a rule for the columns of `first`, each with its name in Iceberg.
+
+    `names`: those by which the rule has them.
+    """
+    then = {rule.rename.get(names[c], names[c]): name for c, name in fields.items()}
+    update: dict[str, object] = {}
+    if [name for name in first.names if selects(rule, name)] != [*fields]:
+        update |= {"include": tuple(fields), "exclude": ()}
+    if any(rule.rename.get(c, c) != name for c, name in fields.items()):
+        update["rename"] = {c: name for c, name in fields.items() if c != name}
+    if any(column != name for column, name in then.items()):
+        update["partition"] = tuple(_partition(text, then) for text in rule.partition)
+        update["sort"] = tuple(_sort(text, then) for text in rule.sort)
+    return rule.model_copy(update=update) if update else rule
+
+
+def _is_written(rule: TableRule, fields: Mapping[str, str]) -> bool:
+    """Tell whether a rule partitions and sorts by columns that there are."""
+    asked = [transform(text).column for text in rule.partition]
+    asked += [sort_field(text)[0] for text in rule.sort]
+    return {*asked} <= {*fields.values(), *(name for name, _ in METADATA[rule.kind])}
+
+
+def _partition(text: str, then: Mapping[str, str]) -> str:
+    name, number, column = transform(text)
+    column = then.get(column, column)
+    return f"{name}({f'{number}, ' if number else ''}{column})" if name else column
+
+
+def _sort(text: str, then: Mapping[str, str]) -> str:
+    column, way = sort_field(text)
+    return f"{then.get(column, column)} {way}"
 
 
 def difference_unrecorded(

@@ -188,13 +188,13 @@ class Tables:
                     spark.sql(sort_sql(identifier, layout.rule.sort))
             return OpenTable(identifier, layout, NEVER, replaced=last_replacement(shapes))
         replaced, fills = state.replaced, wanted(self._settings, state.source, state.fills)
-        kept, drops = self._require_rule(spark, state, layout), state.drops
         later = [s for s in shapes if state.shape is None or s.since > state.shape.since]
+        had, drops = self._require_rule(spark, state, layout, later), state.drops
+        kept = had.kept
         if state.shape is not None and later:
-            given = [state.shape, *later]
             to_get = Evolved(replaced, kept, fills, drops)
             replaced, kept, fills, drops = evolve(
-                spark, state.identifier, self._settings, given, to_get, state.sealed
+                spark, state.identifier, self._settings, had, later, to_get, state.sealed
             )
         layout = replace(layout, kept=kept)
         return OpenTable(
@@ -205,20 +205,26 @@ class Tables:
             drops=drops,
         )
 
-    def _require_rule(self, spark: SparkSession, state: State, layout: Layout) -> tuple[str, ...]:
-        """Return the columns of a table that nothing fills any more.
+    def _require_rule(
+        self, spark: SparkSession, state: State, layout: Layout, later: list[Shape]
+    ) -> Layout:
+        """Return the layout of a table as it is, by the present rule.
 
-        Raise SetupError where the table was made by a rule that does something else, or where
-        somebody else has changed its columns.
+        `later`: shapes that the table does not have yet, whose names the rule may use. Raise
+        SetupError where the table was made by a rule that does something else, or where somebody
+        else has changed its columns.
         """
-        now, kept = layout.rule, state.kept
-        had = Layout(state.shape or layout.shape, now)
+        now, shape, kept = layout.rule, state.shape or layout.shape, state.kept
         if state.rule is None:
-            problem = rules.difference_unrecorded(had.shape, state.kind, state.columns, now)
-            kept = rules.leftovers(had, state.columns)
+            problem = rules.difference_unrecorded(shape, state.kind, state.columns, now)
+            kept = rules.leftovers(Layout(shape, now), state.columns)
         else:
-            problem = rules.difference(had.shape, state.rule, now)
-            problem = problem or rules.wrong_columns(replace(had, kept=kept), state.columns)
+            problem = rules.difference(shape, state.rule, now)
+            if problem and later:
+                now = rules.rule_as_of(now, [shape, *later], state.columns)
+                problem = rules.difference(shape, state.rule, now)
+            had = Layout(shape, now, kept)
+            problem = problem or rules.wrong_columns(had, state.columns)
         if problem:
             raise SetupError(
                 f"the Iceberg table is not what its rule says: {problem}",
@@ -240,7 +246,7 @@ class Tables:
                 )
             values = {catalog.RULE: document, catalog.KEPT: json.dumps(kept)}
             catalog.set_properties(catalog.load(spark, state.identifier), values)
-        return kept
+        return Layout(shape, now, kept)
 
 
 def _properties(layout: Layout) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from sys import maxsize
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -24,6 +25,7 @@ from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.layout import Layout, rule_of
+from spark_consumers.iceberg.rules import layout_as_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import NEVER, State, Tables
 from spark_consumers.kafka.reader import TopicOffsets
@@ -265,6 +267,7 @@ class _Restoring:
             commit_lsn=epoch.commit_lsn,
         )
         rule = state.rule or rule_of(self._settings, *schema_and_table(name))
+        columns = catalog.as_of(self._spark, state.identifier, snapshot).columns
         summary = catalog.summary_of(table.snapshot(snapshot))
         rows, gone = (int(summary.get(f"total-{k}", 0)) for k in ("records", "position-deletes"))
         found = catalog.properties(table)
@@ -272,7 +275,7 @@ class _Restoring:
         return _Table(
             state.identifier,
             snapshot,
-            Layout(self._shape(epoch, name, state), rule),
+            layout_as_of(rule, self._shapes_since(epoch, name, state), columns),
             max(0, rows - gone),
             lacking is not None and int(lacking) <= epoch.commit_lsn,
             seen_lsn > epoch.commit_lsn,
@@ -291,16 +294,16 @@ class _Restoring:
         ]
         return left_out, masked, [c for c in large if c not in masked]
 
-    def _shape(self, epoch: EpochRecord, name: str, state: State) -> Shape:
-        """Return the table's shape as of the epoch; Kafka tells it if it has changed since."""
+    def _shapes_since(self, epoch: EpochRecord, name: str, state: State) -> list[Shape]:
+        """Return the table's shape as of the epoch, and later ones; Kafka tells them if any."""
         if state.shape is not None and state.shape.since.commit_lsn <= epoch.commit_lsn:
-            return state.shape
+            return [state.shape]
         if self._shapes is None:
             topics = TopicOffsets(self._kafka)
             self._shapes = ShapeLog(self._kafka, topics, self._naming, lambda _: True)
             self._shapes.read()
             self._shapes.close()
-        found = self._shapes.upto(name, epoch.commit_lsn)
+        found, known = self._shapes.upto(name, epoch.commit_lsn), self._shapes.upto(name, maxsize)
         if not found:
             raise OperatorNeeded(
                 f"{self._shapes.topic} does not tell the columns that the table had",
@@ -309,7 +312,7 @@ class _Restoring:
                 lsn=epoch.commit_lsn,
                 hint="choose a later epoch (slottables epochs)",
             )
-        return found[-1]
+        return [found[-1], *known[len(found) :]]
 
     def _fill(self, target: Target, table: _Table, progress: Progress) -> int:
         """Copy a table's rows; return how many they are."""

@@ -4,6 +4,7 @@ Unlike `comparison`, which needs a source at rest. Compared are the tables' snap
 and all events of the topics up to its LSN, folded in one go instead of epoch by epoch.
 """
 
+import sys
 from collections.abc import Collection
 from itertools import pairwise
 
@@ -21,7 +22,8 @@ from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.holds import held
-from spark_consumers.iceberg.layout import layout_of
+from spark_consumers.iceberg.layout import rule_of
+from spark_consumers.iceberg.rules import layout_as_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import NEVER, State, Tables
 from spark_consumers.kafka.reader import TopicOffsets
@@ -95,7 +97,8 @@ class _Witness:
         return CHANGELOG if self._is_changelog(state) else ""
 
     def _is_changelog(self, state: State) -> bool:
-        return state.shape is None or layout_of(self._settings, state.shape).kind == "changelog"
+        rule = rule_of(self._settings, *schema_and_table(state.source))
+        return state.shape is None or rule.kind == "changelog"
 
     def _snapshot(self, epoch: EpochRecord, state: State) -> int:
         return require_snapshot(
@@ -110,12 +113,13 @@ class _Witness:
         self, epoch: EpochRecord, state: State, snapshot: int, examples_max: int
     ) -> TableComparison:
         shapes = list(self._shapes.upto(state.source, epoch.commit_lsn))
-        layout = layout_of(self._settings, shapes[-1])
+        later = self._shapes.upto(state.source, sys.maxsize)[len(shapes) :]
+        rows = catalog.as_of(self._spark, state.identifier, snapshot)
+        rule = rule_of(self._settings, *schema_and_table(state.source))
+        layout = layout_as_of(rule, [shapes[-1], *later], rows.columns)
         holding = "_valid_to IS NULL" if layout.kind == "history" else "true"
-        right = (
-            catalog.as_of(self._spark, state.identifier, snapshot)
-            .where(holding)
-            .select(*(F.col(quoted(f.name)).alias(f"c{n}") for n, f in enumerate(layout.fields)))
+        right = rows.where(holding).select(
+            *(F.col(quoted(f.name)).alias(f"c{n}") for n, f in enumerate(layout.fields))
         )
         names = [field.name for field in layout.fields]
         key = [] if shapes[-1].keyless else [layout.fields.index(field) for field in layout.key]

@@ -6,6 +6,7 @@ import pytest
 from schemas.errors import OperatorNeeded, Retryable, SettingsError, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
+from schemas.tables import TableRule
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
 from spark_consumers.restore.restoration import Restoration, restore
@@ -131,6 +132,41 @@ def test_all_tables_are_as_of_one_epoch_whatever_came_since(
         catalog.set_property(table, catalog.SEEN_LSN, str(first + 1))
         within = asked(first, "public.past")
         assert "a snapshot brought rows later, which may be missing" in within.tables[0].line()
+
+
+def test_a_rule_by_the_new_name_of_a_column_fits_what_was_there_before(
+    new_pipeline: NewPipeline, pair: Provider, fresh_database: str
+) -> None:
+    """The rule follows the source's rename; nothing of the column is left out of the past."""
+    made_by = {"include": ["id", "mood"], "partition": ["mood"], "sort": ["mood desc"]}
+    now = {"include": ["id", "kind"], "partition": ["kind"], "sort": ["kind desc"]}
+    pipeline = new_pipeline(rules={"public.items": made_by})
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "n": 1, "mood": "sad"})
+    pipeline.apply()
+    first = publisher.commit_lsn
+    publisher.reshape(RENAMED)
+    with publisher.transaction() as t:
+        t.update(RENAMED, {"id": 1, "n": 1, "kind": "happy"})
+    pipeline.restart()
+    pipeline.set_tables(rules={"public.items": TableRule.model_validate(now)})
+    pipeline.apply()
+    assert [row.asDict() for row in pipeline.rows("items")] == [{"id": 1, "kind": "happy"}]
+    pipeline.restart()
+    with publisher.transaction() as t:
+        t.insert(RENAMED, {"id": 2, "n": 2, "kind": "sad"})
+    pipeline.apply()
+    into = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(into, autocommit=True) as connection:
+        restore(pipeline.spark, pipeline.settings, first, into)
+        assert lists(connection, b"SELECT to_jsonb(t)::text FROM items t") == [
+            ('{"id": 1, "mood": "sad"}',)
+        ]
+    for lsn in (first, publisher.commit_lsn):
+        (compared,) = verify_as_of(pipeline.spark, pipeline.settings, lsn)
+        assert compared.equal, compared.line()
 
 
 def test_what_can_not_be_restored_is_named(

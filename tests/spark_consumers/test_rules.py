@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import ExitCode, SetupError
+from schemas.errors import ExitCode, OperatorNeeded, SetupError
 from schemas.tables import TableRule
 from spark_consumers.events.columns import ColumnShape
 from spark_consumers.events.shape import START, Shape
 from spark_consumers.iceberg import catalog, rules
+from spark_consumers.iceberg.layout import METADATA
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
@@ -45,6 +46,84 @@ def test_a_difference_is_named_by_its_key(now: dict[str, Any], expected: str) ->
     found = rules.difference(SHAPE, kept, TableRule.model_validate(MADE_BY | now))
     assert found.startswith(expected)
     assert bool(found) is bool(expected)
+
+
+def shape(*names: str, key: str = "id", **numbers: int) -> Shape:
+    """A shape whose columns have the numbers of their places, or those that are given."""
+    columns = tuple(ColumnShape(name, "text", -1, name == key) for name in names)
+    attnums = tuple(numbers.get(name, place) for place, name in enumerate(names, 1))
+    return Shape("public", "items", columns, (key,), 1, START, attnums=attnums)
+
+
+THEN = shape("id", "name", "note")
+LATER = shape("id", "title", "note")
+LAST = shape("id", "title", title=2)
+SWAPPED = shape("id", "note", "name", note=2, name=3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shapes", "columns", "expected"),
+    [
+        ({}, [THEN, LATER, LAST], ["id", "name", "note"], {}),
+        ({"include": ["id", "title"]}, [THEN, LATER], ["id", "name"], {"include": ["id", "name"]}),
+        ({"include": ["id", "name"]}, [THEN, LATER], ["id", "name"], {}),
+        ({"include": ["id", "name", "title"]}, [THEN, LATER], ["id", "name"], {}),
+        # The dropped column by its last name; the other one by that of before.
+        (
+            {"include": ["id", "title", "note"]},
+            [THEN, LATER, LAST],
+            ["id", "name", "note"],
+            {"include": ["id", "name", "note"]},
+        ),
+        ({"exclude": ["title"]}, [THEN, LATER], ["id", "note"], {"include": ["id", "note"]}),
+        ({"exclude": ["t*"]}, [THEN, LATER], ["id", "name", "note"], {}),
+        (
+            {"rename": {"title": "label"}},
+            [THEN, LATER],
+            ["id", "label", "note"],
+            {"rename": {"name": "label"}},
+        ),
+        (
+            {"partition": ["bucket(4, title)", "truncate(2,note)"], "sort": ["title desc"]},
+            [THEN, LATER],
+            ["id", "name", "note"],
+            {"partition": ["bucket(4, name)", "truncate(2, note)"], "sort": ["name DESC"]},
+        ),
+        (
+            {"include": ["key", "title"]},
+            [THEN, shape("key", "title", "note", key="key")],
+            ["id", "name"],
+            {"include": ["id", "name"]},
+        ),
+        # Names that two columns took over from each other: the Iceberg table tells.
+        ({"include": ["id", "name"]}, [THEN, SWAPPED], ["id", "name"], {}),
+        ({"include": ["id", "name"]}, [THEN, SWAPPED], ["id", "note"], {"include": ["id", "note"]}),
+    ],
+)
+def test_a_rule_is_read_by_the_names_of_an_earlier_time(
+    rule: dict[str, Any], shapes: list[Shape], columns: list[str], expected: dict[str, Any]
+) -> None:
+    given = TableRule.model_validate(rule)
+    found = rules.rule_as_of(given, shapes, columns)
+    changed = {
+        key: list(v) if key != "rename" else v for key, v in found if v != getattr(given, key)
+    }
+    changed.pop("exclude", None)
+    assert changed == expected
+    metadata = [name for name, _ in METADATA["current"]]
+    assert rules.layout_as_of(given, shapes, [*columns, *metadata]).rule == found
+    # What the present names say is not read as a change of the rule.
+    assert not rules.difference(shapes[0], found, rules.rule_as_of(given, shapes, columns))
+
+
+def test_a_rule_with_two_meanings_for_an_earlier_time_is_refused() -> None:
+    rule = TableRule(include=("id", "name"))
+    columns = ["id", "name", "note", "_commit_lsn", "_seq"]
+    with pytest.raises(OperatorNeeded, match="two meanings") as found:
+        rules.layout_as_of(rule, [THEN, SWAPPED], columns)
+    assert found.value.subject == "public.items" and found.value.hint
+    with pytest.raises(OperatorNeeded, match="name is not there"):
+        rules.layout_as_of(rule, [THEN], ["id", "_commit_lsn", "_seq"])
 
 
 def made(new_pipeline: NewPipeline) -> Pipeline:
