@@ -40,7 +40,8 @@ from tests.providers.waiting import eventually
 
 TEXT, BYTEA, JSONB, INTEGER, TEXTS = 25, 17, 3802, 23, 1009
 THERE = "file:///there"
-ID, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
+ID, OTHER = "8a4c7d52-3f0e-4b76-9a41-0d5ce2b81f93", "e1907b3c-62d8-4f25-8c1a-b7f40396ad5e"
+"""Names of tests: each worker of pytest must find the same."""
 SETTINGS = ClaimCheckSettings(uri="file:///nowhere", deadline_ms=1_000, memory_bytes_max=2**20)
 
 
