@@ -95,7 +95,7 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
         on_disturbance=lambda: require_told(topics, "mine", lambda: None),
     )
     producer.begin_session()
-    leader = eventually(lambda: cluster.leader(alone), what="it has a leader")
+    leader = eventually(lambda: leader_of(cluster, alone), what="it has a leader")
     assert leader is not None
     flushed = MarkerCheck.flushed
 
@@ -122,7 +122,7 @@ def test_a_start_waits_for_a_partition_without_a_leader_and_says_so(
 ) -> None:
     """Its only broker is away: nothing is fenced or changed before it has come again."""
     bridge = new_bridge(conninfo, broker=kafka_cluster, http_port=0)
-    leader = eventually(lambda: kafka_cluster.leader(alone), what="it has a leader")
+    leader = eventually(lambda: leader_of(kafka_cluster, alone), what="it has a leader")
     assert leader is not None
     bridge.start().streaming()
     load.more(5)
