@@ -23,6 +23,7 @@ from spark_consumers.iceberg.layout import METADATA_NAMES
 from spark_consumers.session import start_session
 from spark_consumers.sql import quoted
 from tests.bridge.conftest import new_bridge
+from tests.bridge.running import SLOT_OF_TEST
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually
 from tests.spark_consumers.publisher import Publisher
@@ -179,24 +180,27 @@ def new_pipeline(
     spark: SparkSession, kafka: Broker, topic_prefix: str, warehouse: Path
 ) -> Iterator[NewPipeline]:
     """`new_pipeline(conninfo=…, publication="p", shaping={}, **tables_settings)`, also `slot`,
-    `formats` (of kafka), `registry`: nothing is published yet."""
+    `formats` (of kafka), `registry`: nothing is published yet. With a source, the slot is that of
+    the test's bridge."""
 
     made: list[Pipeline] = []
 
     def make(
         conninfo: str = NO_SOURCE,
         publication: str = "p",
-        slot: str = "slotbridge",
+        slot: str = "",
         shaping: dict[str, Any] | None = None,
         formats: dict[str, Any] | None = None,
         registry: dict[str, Any] | None = None,
         **tables: Any,
     ) -> Pipeline:
         shaped = ShapingSettings.model_validate(shaping or {})
+        slot = slot or (
+            "slotbridge" if conninfo == NO_SOURCE else SLOT_OF_TEST.format(topic_prefix)
+        )
+        source = {"conninfo": conninfo, "publication": publication, "slot": slot}
         settings = Settings(
-            source=SourceSettings.model_validate(
-                {"conninfo": conninfo, "publication": publication, "slot": slot}
-            ),
+            source=SourceSettings.model_validate(source),
             kafka=KafkaSettings(
                 bootstrap_servers=kafka.bootstrap_servers,
                 topic_prefix=topic_prefix,
