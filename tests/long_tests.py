@@ -168,6 +168,16 @@ LONG: Final = (
     "test_small_tables_share_chunks_under_constant_change_killed_at_each_seam[primary]",
     f"{_TABLES}test_checkpoint.py::test_an_epoch_that_was_begun_is_made_again_of_many_small_batches",
     f"{_TABLES}test_cluster_audit.py::",
+    "tests/torture/test_snapshot_goal.py::test_a_few_kills_and_a_failover_within_snapshots",
+    f"{_TABLES}test_formats.py::test_all_types_and_changes_are_in_the_tables[protobuf",
+    f"{_ROLLED}test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_whole[unpark",
+    f"{_PAUSED}[Ledger-prepare-2]",
+    f"{_FORMER}[history-drop]",
+    f"{_WHOLE}[history",
+    f"{_TABLES}test_quiet_tables.py::"
+    "test_quiet_tables_go_on_after_kafka_has_deleted_what_brought_them_nothing[True]",
+    f"{_TABLES}test_health.py::"
+    "test_steps_of_many_tables_that_neither_spark_nor_python_works_on_keep_it_healthy[publish]",
     f"{_RETURNS}[False-value]",
     f"{_RETURNS}[False-record]",
     f"{_RETURNS}[True-record]",
