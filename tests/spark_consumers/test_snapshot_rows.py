@@ -49,7 +49,11 @@ def test_tables_equal_the_source_after_a_snapshot_under_load(
         with Changes(bridge.conninfo, ROWS) as changes:
             bridge.start().streaming()
             done(bridge)
-            eventually(lambda: running.failure or len(running.reports) > 2, what="some epochs")
+            eventually(
+                lambda: running.failure or len(running.reports) > 2,
+                what="some epochs",
+                timeout_s=100,
+            )
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
         last = max(event["source"]["commit_lsn"] for event in bridge.events("t"))
@@ -120,7 +124,9 @@ def test_rows_of_tables_without_a_key_are_inserts(
         assert 0 < chunks(bridge) < ROWS / 50, "it was killed in the middle"
         bridge.start().streaming()
         done(bridge)
-        eventually(lambda: running.failure or len(running.reports) > 2, what="some epochs")
+        eventually(
+            lambda: running.failure or len(running.reports) > 2, what="some epochs", timeout_s=100
+        )
         running.sound()
     run(conninfo, "INSERT INTO whole VALUES (2, 'new')")
     bridge.caught_up()
