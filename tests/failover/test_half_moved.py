@@ -20,7 +20,7 @@ from services.failover.cli import output
 from services.failover.execute.journal import BEGIN, Entry
 from services.failover.model.destination import MARK
 from services.failover.model.subscription import Subscription
-from services.failover.model.timelines import History, Provenance
+from services.failover.model.timelines import History, Milestone, Provenance
 from services.failover.model.view import Node, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_repoint
@@ -63,6 +63,16 @@ def half_moved(view: View, to: str = "b") -> View:
     """The view once a run to promote that node has disabled s1, and was killed."""
     where, found = view.ours()[0]
     return subscriptions.disable(where, found, view.node(to)).effect(view)
+
+
+def fed_by_a(view: View, history: History | None) -> View:
+    """The view in which `a` is seen to feed s1, and tells that history."""
+    above = view.nodes[0].known_state
+    slots = tuple(replace(s, active_pid=7) if s.slot_name == "s1" else s for s in above.slots)
+    above = replace(above, slots=slots, provenance=Provenance(history=history))
+    fed = replace(view.ours()[0][1], fed=True)
+    nodes = (replace(view.nodes[0], state=above), *view.nodes[1:])
+    return replace(view, nodes=nodes, subscribers=(subscriber("sub", fed),))
 
 
 def led(view: View, name: str, timeline: int, history: History) -> View:
@@ -114,6 +124,23 @@ def test_a_run_that_promotes_another_marks_anew_what_a_killed_one_had_led_elsewh
     back = unanswered(view, "c", Reach.SILENT)
     old = replace(back.nodes[0], state=trio().nodes[0].state)
     refusal(plan_repoint, replace(back, nodes=(old, *back.nodes[1:])))
+
+
+@pytest.mark.parametrize("history", [(), None])
+def test_disabling_notes_the_cluster_also_where_the_feeders_history_is_unread(
+    history: History | None,
+) -> None:
+    view = fed_by_a(trio(), history)
+    (step,) = [s for s in plan_switchover(view, Request()).steps if s.action is Action.DISABLE]
+    met = step.effect(view).ours()[0][1].milestone
+    assert met is not None and (met.system, met.address) == ("7000", "db:5001")
+    assert met.timeline == (0 if history is None else 1)
+    # What an earlier run has noted is kept.
+    noted = replace(view.ours()[0][1], comment=Milestone("7000", 1, None, "db:9").note)
+    seen = replace(view, subscribers=(subscriber("sub", noted),))
+    (step,) = [s for s in plan_switchover(seen, Request()).steps if s.action is Action.DISABLE]
+    met = step.effect(seen).ours()[0][1].milestone
+    assert met == Milestone("7000", 1, None, "db:9" if history is None else "db:5001")
 
 
 def test_who_answers_as_a_standby_of_the_same_timeline_was_not_promoted() -> None:

@@ -22,14 +22,14 @@ def disable(
 ) -> Step:
     """Stop the subscription from being fed by a primary that may come back.
 
-    `feeder`: the primary that is seen to feed it now, whose timeline its comment then notes.
+    `feeder`: the primary that is seen to feed it now. The comment notes the feeder's timeline if
+    that is known, and else the cluster alone, unless the comment has a note already.
     """
-    noted = subscription.comment
-    if feeder is not None:
-        noted = statements.noted(noted, feeder.milestone(str(subscription.conninfo.address)))
-    elif subscription.milestone is None:
-        address = str(subscription.conninfo.address)
-        noted = statements.noted(noted, _cluster_of(node, subscription, address))
+    address = str(subscription.conninfo.address)
+    met = feeder.milestone(address) if feeder is not None else None
+    if met is None and subscription.milestone is None:
+        met = _cluster_of(node, subscription, address)
+    noted = statements.noted(subscription.comment, met)
     comment = statements.marked(noted, _destination(node))
     sql = statements.disable(subscription.name, comment)
     return Step(
