@@ -21,6 +21,7 @@ from schemas.events import ProgressRecord
 from schemas.settings import Settings, require
 from spark_consumers.audit.source_snapshot import OPERATION
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import catalog
 from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.progress import ProgressTail
@@ -110,20 +111,32 @@ class Cuts:
         topic.exists()
         before = base.transaction_offset is not None
         topic.require_same(base.transaction_topic_id, before=before)
-        if topic.first() > (base.transaction_offset or 0):
+        start = base.transaction_offset or 0
+        try:
+            return self._last(base.commit_lsn, start, lsn)
+        except (OperatorNeeded, *FOREIGN) as error:
+            if topic.first() <= start:
+                raise
             raise self._not_judged(
                 lsn,
                 "Kafka has deleted transactions since the last epoch before the snapshot: nobody "
                 "can tell which one was the last",
                 hint=f"keep {topic.name} for longer (retention.ms), and audit again",
-            )
-        start = topic.require(base.transaction_offset)
-        end = self._written()
+            ) from error
+
+    def _last(self, base_lsn: int, offset: int, lsn: int) -> int:
+        """Return the commit LSN of the last transaction before `lsn` from `offset` on.
+
+        Return `base_lsn` where there is none. Raise OperatorNeeded, or Spark's error, where Kafka
+        does not have all records from there on, also if it deletes them while they are read.
+        """
+        topic = self._topic
+        start, end = topic.require(offset), self._written()
         if start >= end:
-            return base.commit_lsn
-        ends = topic.ends(topic.between(self._spark, start, end), base.commit_lsn)
+            return base_lsn
+        ends = topic.ends(topic.between(self._spark, start, end), base_lsn)
         found = [e.commit_lsn for e in ends if e.counts and e.commit_lsn < lsn]
-        return max(found, default=base.commit_lsn)
+        return max(found, default=base_lsn)
 
     def _written(self) -> int:
         """Return the end of the transaction topic, once it shows all that is written there now."""

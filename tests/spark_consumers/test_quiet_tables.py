@@ -2,6 +2,7 @@
 
 import contextlib
 from threading import Event
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -11,6 +12,7 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from schemas.events import transaction_topic
 from spark_consumers.audit.cut import Cuts
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.kafka.transaction_topic import TransactionTopic
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
@@ -98,3 +100,24 @@ def test_an_audit_does_not_judge_what_kafka_has_deleted(pipeline: Pipeline) -> N
         cuts._target(lsn)
     assert raised.value.exit_code is ExitCode.NOT_JUDGED
     assert "retention.ms" in raised.value.hint
+
+
+@pytest.mark.parametrize("after", ["first", "between"])
+def test_an_audit_does_not_judge_what_kafka_deletes_while_it_looks(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    insert(pipeline, QUIET, 2)
+    lsn = pipeline.publisher.commit_lsn + 1
+    whole = getattr(TransactionTopic, after)
+
+    def then_deleted(*arguments: Any) -> Any:
+        answer = whole(*arguments)
+        forget(pipeline)
+        return answer
+
+    monkeypatch.setattr(TransactionTopic, after, then_deleted)
+    cuts = Cuts(pipeline.spark, pipeline.settings, lambda _: True, Event())
+    deleted = pytest.raises(Retryable, match="Kafka has deleted transactions")
+    with contextlib.closing(cuts), deleted as raised:
+        cuts._target(lsn)
+    assert raised.value.exit_code is ExitCode.NOT_JUDGED
