@@ -180,7 +180,7 @@ def test_a_comparison_that_judged_nothing_is_not_judged(
     assert "not a single table was judged" in done.stderr
     done = CliRunner().invoke(command.app, [*arguments, "--json"])
     assert done.exit_code == ExitCode.NOT_JUDGED
-    assert json.loads(done.stdout) == {"equal": False, "tables": []}
+    assert json.loads(done.stdout) == {"equal": False, "source_not_judged": "", "tables": []}
 
 
 def test_a_comparison_as_of_an_lsn_gives_the_events_back(pipeline: Pipeline) -> None:
