@@ -340,9 +340,9 @@ def test_what_an_operator_must_mend_ends_in_an_exit_code(
     assert "check that the storage runs" in gone.output
 
 
-def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
-    source: tuple[str, Run], new_bridge: NewBridge, tmp_path: Path
-) -> None:
+@pytest.fixture
+def stopped(source: tuple[str, Run], new_bridge: NewBridge, tmp_path: Path) -> tuple[Bridge, Path]:
+    """A bridge that has stored a value and was stopped, and the folder with it."""
     conninfo, run = source
     folder = tmp_path / "objects"
     folder.mkdir()
@@ -351,6 +351,14 @@ def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
     run("INSERT INTO doc VALUES ('1', repeat('1', 2000), NULL, NULL, 1)")
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
+    return bridge, folder
+
+
+def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
+    source: tuple[str, Run], stopped: tuple[Bridge, Path]
+) -> None:
+    _, run = source
+    bridge, folder = stopped
     run(f"SELECT pg_drop_replication_slot('{bridge.slot}')")
     run("INSERT INTO doc VALUES ('2', repeat('2', 2000), NULL, NULL, 2)")
     for lost in folder.iterdir():
@@ -434,16 +442,9 @@ def test_an_empty_folder_in_place_of_the_storage_is_refused_until_it_is_back(
 
 
 def test_another_storage_takes_the_place_of_the_one_that_an_operator_names_as_lost(
-    source: tuple[str, Run], new_bridge: NewBridge, tmp_path: Path
+    stopped: tuple[Bridge, Path],
 ) -> None:
-    conninfo, run = source
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    bridge = new_bridge(conninfo, shaping=CLAIMS, claim_check={"uri": folder.as_uri()})
-    bridge.start().streaming()
-    run("INSERT INTO doc VALUES ('1', repeat('1', 2000), NULL, NULL, 1)")
-    bridge.caught_up()
-    assert bridge.stop() == 0, bridge.output
+    bridge, folder = stopped
     former = bridge.progress()[-1].storage_id
     for lost in folder.iterdir():
         lost.unlink()
