@@ -42,7 +42,7 @@ from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.events.shape import in_use
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.staging import Adopted
-from spark_consumers.iceberg.tables import OpenTable, State, Tables
+from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
 from spark_consumers.kafka.reader import PATIENCE_S, TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, Transactions
@@ -82,7 +82,9 @@ class EpochRunner:
         self.parking = Parking(spark, self._settings, self._tables, self._ledger, self._states)
         record = self._ledger.last(spark)
         self._unrecorded = record is None
-        self.small_topics.expect_noted(self._ledger, spark, before=record is not None)
+        self.goes_on = any(state.commit_lsn != NEVER for state in self._states.values())
+        """Whether tables have read Kafka's topics before this process."""
+        self.small_topics.expect_noted(self._ledger, spark, before=self.goes_on)
         self._states |= with_epoch(self._states, record)
         self._record, self._redo_lsn = last_epoch(self._states, record)
         self.parking.recall(self._record, self._follows)
@@ -165,7 +167,7 @@ class EpochRunner:
         """
         ends = list(self.topic.ends(records, self._record.commit_lsn))
         # Ask for the id after the read: so the records are of the known topic, or of no topic.
-        before = self._record.transaction_offset is not None
+        before = self.goes_on or self._record.transaction_offset is not None
         self._topic_id = self.topic.require_same(self._topic_id, before=before)
         self._log.take(ends, offset)
         self._current = False
@@ -308,7 +310,7 @@ class EpochRunner:
         only which epoch reached it last: all tables that are not at the cut are read again.
         """
         done = self._record.commit_lsn
-        if self._unrecorded and self._redo_lsn is not None:
+        if self._unrecorded and self.goes_on:
             done = cut.commit_lsn
         lost = {*self._record.tables, *self._shapes.known_at(done)} - set(self._states)
         late = {n for n, s in self._states.items() if s.commit_lsn < done}

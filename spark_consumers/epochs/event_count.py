@@ -1,7 +1,8 @@
 """The tables whose events nobody counts, where an epoch's transactions count those of the others.
 
 Reading begins at the first transaction that Kafka has, where no record of epochs tells which one is
-next. Kafka may have deleted others that came before: what the rest counts is not the whole then.
+next. Kafka may have deleted others that came before, or have another topic of that name: what the
+rest counts is not the whole then.
 """
 
 from collections.abc import Mapping
@@ -26,19 +27,24 @@ def uncounted(
 ) -> set[str]:
     """Return the tables that an epoch after `record` brings events, but may lack some of them.
 
-    These are parked ones that return without a count, and tables that were put back to a commit LSN
-    whose next transactions Kafka has deleted. Tables that are made from Kafka's first event on are
-    only named in the log: what their topics have is there.
+    These are parked ones that return without a count, and tables at a commit LSN whose next
+    transactions Kafka does not have. Tables that are made from Kafka's first event on are only
+    named in the log, where Kafka has deleted transactions: what their topics have is there.
     """
     found = parking.uncounted()
     if record.transaction_offset is not None:
         return found
+    whole = topic.first() == 0
+    read = {name: table for name, table in opened.items() if table.commit_lsn != NEVER}
+    if whole and not read:
+        return found
     oldest_lsn = topic.oldest_lsn(spark)
-    lacking = {name for name, table in opened.items() if table.commit_lsn < oldest_lsn}
+    judged = read if whole else opened
+    lacking = {name for name, table in judged.items() if table.commit_lsn < oldest_lsn}
     if lacking:
         log.warning(
-            "not judged: whether Kafka has all events that the tables lack, as it has deleted "
-            "transactions that count them",
+            "not judged: whether Kafka has all events that the tables lack, as it does not have "
+            "the transactions that count them",
             topic=topic.name,
             tables=", ".join(sorted(lacking)),
         )

@@ -120,7 +120,8 @@ class Stream:
         offset = self._runner.topic.require(self._runner.offset)
         record = self._runner.record
         known = record.transaction_offset is not None
-        self._runner.topic.require_same(record.transaction_topic_id, before=known)
+        before = known or self._runner.goes_on
+        self._runner.topic.require_same(record.transaction_topic_id, before=before)
         self._runner.small_topics.require_same()
         self._from_first = known or offset == 0
         taken = self._take_checkpoint(offset)

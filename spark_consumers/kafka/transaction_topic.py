@@ -66,13 +66,8 @@ class TransactionTopic:
         return self._topics.first({self.name: (0,)})[self.name][0]
 
     def oldest_lsn(self, spark: SparkSession) -> int:
-        """Return the commit LSN of the first transaction that Kafka has, if it has deleted others.
-
-        -1 where it has deleted none; 2^63 - 1 where it has no END any more.
-        """
+        """Return the commit LSN of the first transaction that Kafka has; 2^63 - 1 without any."""
         first = self.first()
-        if not first:
-            return _BEFORE_ALL
         end = min(first + _FIRST_RECORDS, self.stable())
         found = self.ends(self.between(spark, first, end), _BEFORE_ALL) if first < end else iter(())
         return next((event.commit_lsn for event in found), _AFTER_ALL)

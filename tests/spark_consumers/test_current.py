@@ -101,7 +101,7 @@ def test_without_the_ledger_the_tables_tell_what_they_have(pipeline: Pipeline) -
     assert report.tables["public.history"].duplicates == 3
     assert rows(pipeline) == before[0] == [(2, "new", "b")]
     assert [row.note for row in pipeline.rows("history")] == ["x", "x", "y", "z"]
-    assert pipeline.snapshots("items") == written
+    assert pipeline.snapshots("items") == written + 1, "it was read too: nothing told what it lacks"
 
 
 @pytest.mark.parametrize("tables", [1, 2])

@@ -9,6 +9,7 @@ import structlog
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from schemas.events import transaction_topic
 from spark_consumers.epochs import incomplete_tables
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.events.shape import CommitPosition
@@ -19,6 +20,7 @@ from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, EndEvent, Transactions
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
+from tests.spark_consumers.test_job import make_again
 
 TABLES = [SourceTable(name, {"id": ("int4", -1)}) for name in ("first", "second", "third")]
 
@@ -44,11 +46,8 @@ def put_back(pipeline: Pipeline, name: str, epochs: int) -> None:
     catalog.set_properties(table, values)
 
 
-def test_tables_at_three_lsns_without_a_record_lack_nothing(
-    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
-    pipeline = new_pipeline(on_refused_table="park")
+def at_three_lsns(pipeline: Pipeline) -> None:
+    """Leave each table at an epoch of its own, and no record of epochs."""
     pipeline.publisher.announce(*TABLES)
     for number in (1, 2, 3):
         every(pipeline, number)
@@ -57,6 +56,14 @@ def test_tables_at_three_lsns_without_a_record_lack_nothing(
     put_back(pipeline, "first", 2)
     put_back(pipeline, "second", 1)
     pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+
+
+def test_tables_at_three_lsns_without_a_record_lack_nothing(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
+    pipeline = new_pipeline(on_refused_table="park")
+    at_three_lsns(pipeline)
     pipeline.step()
     assert not pipeline.runner.parking.tables
     every(pipeline, 4)
@@ -71,22 +78,56 @@ def test_events_of_transactions_that_kafka_has_deleted_are_not_judged(
 ) -> None:
     """One table was put back to before them, another to where Kafka has all that comes next."""
     pipeline = new_pipeline()
-    pipeline.publisher.announce(*TABLES)
-    for number in (1, 2, 3):
-        every(pipeline, number)
-        pipeline.apply()
-    pipeline.restart()
-    put_back(pipeline, "first", 2)
-    put_back(pipeline, "second", 1)
-    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    at_three_lsns(pipeline)
     delete_before_end(pipeline, 2)
     with structlog.testing.capture_logs() as told:
         pipeline.step()
-    (line,) = [one for one in told if "it has deleted transactions" in one["event"]]
+    (line,) = [one for one in told if "it does not have the transactions" in one["event"]]
     assert line["tables"] == "public.first"
     lacks = [catalog.LACKS in properties(pipeline, table) for table in TABLES]
     assert lacks == [True, False, False]
     assert [row.id for row in pipeline.rows("first")] == [1, 2, 3]
+
+
+def test_tables_at_one_lsn_without_a_record_are_judged_all(new_pipeline: NewPipeline) -> None:
+    """Also one that the first transaction which Kafka still has brings nothing."""
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(*TABLES)
+    every(pipeline, 1)
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    for table, number in ((TABLES[1], 2), (TABLES[0], 3)):
+        with pipeline.publisher.transaction() as t:
+            t.insert(table, {"id": number})
+    delete_before_end(pipeline, 3)
+    with structlog.testing.capture_logs() as told:
+        pipeline.apply()
+    (line,) = [one for one in told if "it does not have the transactions" in one["event"]]
+    assert line["tables"] == "public.first, public.second, public.third"
+    assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
+    assert [row.id for row in pipeline.rows("first")] == [1, 3]
+    assert [row.id for row in pipeline.rows("second")] == [1, 2], "its topic has the event"
+
+
+def test_tables_are_not_whole_where_the_first_transaction_comes_behind_a_gap(
+    new_pipeline: NewPipeline,
+) -> None:
+    """The topic was made again: it begins at offset 0, and lacks what came before."""
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(*TABLES)
+    every(pipeline, 1)
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    every(pipeline, 2)
+    make_again(pipeline, transaction_topic(pipeline.kafka.topic_prefix))
+    every(pipeline, 3)
+    with structlog.testing.capture_logs() as told:
+        pipeline.apply()
+    assert [one for one in told if "it does not have the transactions" in one["event"]]
+    assert [one for one in told if "deleted and created again since the last" in one["event"]]
+    assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
 
 
 def properties(pipeline: Pipeline, table: SourceTable) -> Mapping[str, str]:
