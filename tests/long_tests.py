@@ -65,6 +65,9 @@ _FILL_KILLED: Final = f"{_TABLES}test_fills.py::test_a_kill_on_the_way"
 _MAINTAINED: Final = (
     f"{_TABLES}test_operations.py::test_a_kill_and_then_maintenance_bring_no_row_twice"
 )
+_REST: Final = f"{_TABLES}test_catalogs.py::"
+_FILLS: Final = f"{_TABLES}test_fills.py::"
+_SNAPSHOTS: Final = f"{_BRIDGE}test_snapshot_standbys.py::"
 _LARGE: Final = f"{_TABLES}test_large_tables.py::"
 LONG: Final = (
     f"{_BRIDGE}test_schema_registry.py::test_a_registry_that_lost_its_schemas",
@@ -83,7 +86,6 @@ LONG: Final = (
     f"{_SETTLING}test_a_transaction_that_publishes_again_may_hang_too[0]",
     f"{_SETTLING}test_aborted_events_are_published_again[nothing is visible",
     f"{_SETTLING}test_aborted_events_are_published_again[noted twice",
-    f"{_SETTLING}test_aborted_events_are_published_again[only END",
     f"{_SETTLING}test_aborted_events_are_published_again[only the record",
     f"{_SETTLING}test_a_note_that_is_left_over_does_no_harm[settled]",
     f"{_HANGING}[no marker, the slot was told]",
@@ -135,7 +137,6 @@ LONG: Final = (
     f"{_TABLES}test_operations.py::test_a_file_is_written_anew_only_when_much_of_it_is_deleted[500",
     f"{_PAUSED}[Staging-begin-2]",
     f"{_PAUSED}[Staging-adopt-1]",
-    f"{_PAUSED}[Ledger-write-2]",
     f"{_UPKEEP}[never]",
     f"{_UPKEEP}[after]",
     f"{_FAULTS}test_hanging.py::test_abort_of_the_next_transaction_keeps_the_hanging_one",
@@ -220,6 +221,49 @@ LONG: Final = (
     f"{_FAILOVER}check/test_servers.py::test_standby_of_a_standby",
     f"{_FAILOVER}test_rejoin_safety.py::test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work",
     f"{_FAILOVER}test_lists.py::test_an_unused_slot_in_the_standbys_list_keeps_nobody_waiting",
+    f"{_CANCELLED}test_a_cancelled_rebuild_leaves_the_table_as_it_is[2]",
+    f"{_IN_THE_MIDDLE}[Staging-extend",
+    f"{_STAYS}[False-1]",
+    f"{_REBUILDS}test_a_reader_in_a_loop_sees_the_old_table_or_the_new_one",
+    f"{_REBUILDS}test_a_column_that_comes_meanwhile",
+    f"{_REBUILDS}test_a_second_rebuild_is_refused_until_the_first_is_done",
+    f"{_REBUILDS}test_a_rebuild_whose_table_has_another_shape_since_begins_anew",
+    f"{_REBUILDS}test_a_transaction_larger_than_a_part_is_not_split",
+    f"{_REBUILDS}test_a_parked_table_that_has_nothing_yet[1]",
+    f"{_REBUILDS}test_events_that_were_published_again_later_are_not_left_out",
+    f"{_UNTIL_WHOLE}[roll forward-False]",
+    f"{_ROLLED}test_sums_whose_metadata_was_put_back_are_computed_anew",
+    f"{_ROLLED}test_sums_are_not_computed_from_the_rows_of_a_table_that_was_rolled_back",
+    f"{_ROLLED}test_a_run_on_an_idle_source_tells_of_rollbacks_when_it_maintains_the_tables",
+    f"{_ROLLED}test_rows_of_somebody_else_on_top_do_not_hide_it[True]",
+    f"{_REST}test_a_rest_catalog_without_transactions_gets_one_table_after_the_other[404]",
+    f"{_REST}test_a_rest_catalog_without_transactions_gets_one_table_after_the_other[405]",
+    f"{_REST}test_a_rest_catalog_that_may_have_committed_is_never_taken_for_one_without_"
+    "transactions[503]",
+    f"{_FILLS}test_large_tables_too[True]",
+    f"{_FILLS}test_a_transaction_that_adds_the_column_and_a_rebuild",
+    f"{_FILLS}test_versions_of_a_history_get_it_where_the_epoch_truncates",
+    f"{_TABLES}test_defaults.py::test_defaults_of_every_type_are_in_the_tables",
+    f"{_TABLES}test_swapped_columns.py::",
+    f"{_TABLES}test_snapshot_rows.py::test_rows_of_tables_without_a_key_are_inserts",
+    f"{_UNREAD}[protobuf]",
+    f"{_TABLES}test_operations.py::test_sums_are_kept_by_changes_with_what_is_gone_taken_off",
+    f"{_TABLES}test_health.py::"
+    "test_steps_of_many_tables_that_neither_spark_nor_python_works_on_keep_it_healthy[maintain]",
+    f"{_RETURNS}[False-dead letter]",
+    f"{_PARKED_KILLED}[True-tables]",
+    f"{_PARKED}test_a_rebuild_or_a_drop_does_not_hide_the_events_that_kafka_lacks[drop]",
+    f"{_PARKED}test_the_remedy_of_a_table_without_a_key_that_is_updated[False]",
+    f"{_SUMS}[the columns-an epoch]",
+    f"{_TABLES}test_rules.py::test_another_rule_is_refused_and_nothing_written[False",
+    f"{_TABLES}test_publication.py::"
+    "test_readers_that_ask_once_see_all_tables_at_one_epoch[at once]",
+    f"{_TABLES}test_current.py::test_rows_of_a_snapshot_give_way_to_later_changes[an epoch each]",
+    f"{_SNAPSHOTS}test_commits_wait_for_the_bridge_while_it_reads[remote_write]",
+    f"{_BRIDGE}test_dead_letters.py::test_a_topic_that_must_not_be_written",
+    f"{_BRIDGE}test_snapshot_requests.py::test_killed_in_the_middle_of_what_was_asked",
+    f"{_HANGING}[only the record",
+    f"{_FAILOVER}test_rejoin.py::test_three_nodes_the_others_follow_and_the_best_is_chosen",
     "tests/local/test_kafka_cluster.py::test_one_broker_may_be_lost_with_its_disk_and_two_may_not",
 )
 """How the names of the tests begin, as pytest prints them."""
