@@ -91,3 +91,8 @@ REVOKE CREATE ON DATABASE :"journal_database" FROM :"failover";
 \ir failover_tables.sql
 \connect :"source_database"
 \ir failover_functions.sql
+
+-- slottables verify and audit: the history of the timeline tells the server from another one that was
+-- promoted to the same number.
+GRANT USAGE ON SCHEMA slotfailover TO :"tables";
+GRANT EXECUTE ON FUNCTION slotfailover.timeline_history(int) TO :"tables";

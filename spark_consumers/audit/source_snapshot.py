@@ -20,22 +20,21 @@ from schemas.events import ProgressRecord
 from schemas.lsn import parse_lsn
 from schemas.settings import SourceSettings
 from spark_consumers.verify import postgres
+from spark_consumers.verify.source_identity import (
+    read_identity,
+    require_same_source,
+    walsender_of,
+)
 
 OPERATION = "audit tables"
 _GRANT = "ALTER ROLE … REPLICATION for the role of source.conninfo, and SELECT on the tables"
-_OTHER_SYSTEM = "the server has another system identifier than the one of Kafka's events"
 _TIMEOUTS = (
     "lock_timeout",
     "statement_timeout",
     "idle_in_transaction_session_timeout",
     "transaction_timeout",
 )
-_IDENTITY = """
-    SELECT pg_is_in_recovery(),
-           (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user),
-           (SELECT system_identifier::text FROM pg_control_system()),
-           (SELECT oid::bigint FROM pg_publication WHERE pubname = %s)
-"""
+_MAY_REPLICATE = "SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,8 @@ def source_snapshot(
     """Open a snapshot of the server that `progress` names.
 
     Raise OperatorNeeded (WRONG_DATABASE, TIMELINE) for another server, SetupError where a privilege
-    or a free slot is missing, Retryable where the server does not answer or a transaction does not
-    end within `deadline_ms`.
+    or a free slot is missing, Retryable where the server does not answer, can't be shown to be the
+    same one, or has a transaction that does not end within `deadline_ms`.
     """
     with _connected(settings) as connection:
         connection.autocommit = True
@@ -72,12 +71,14 @@ def source_snapshot(
         connection.execute("SET max_parallel_workers_per_gather = 0")
         connection.execute("SET jit = off")
         _require_source(connection, settings, progress)
-        with _replication(settings, deadline_ms) as replication:
-            timeline = _timeline(replication, progress)
+        # A new slot waits for open transactions up to `deadline_ms` each.
+        waits = f"-c lock_timeout={deadline_ms}"
+        with walsender_of(connection, settings, options=waits) as replication:
             lsn, name = _create_slot(replication)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())
-        yield SourceSnapshot(connection, lsn, timeline, time.time_ns() // 1_000_000, progress)
+        ts_ms = time.time_ns() // 1_000_000
+        yield SourceSnapshot(connection, lsn, progress.timeline, ts_ms, progress)
         connection.execute("ROLLBACK")
 
 
@@ -90,20 +91,6 @@ def _connected(settings: SourceSettings) -> contextlib.AbstractContextManager[ps
         grant=_GRANT,
         timeout_s=settings.connect_timeout_s,
     )
-
-
-@contextlib.contextmanager
-def _replication(settings: SourceSettings, deadline_ms: int) -> Iterator[psycopg.Connection]:
-    """Connect to the walsender; a new slot waits for open transactions up to `deadline_ms` each."""
-    with psycopg.connect(
-        settings.conninfo.get_secret_value(),
-        replication="database",
-        autocommit=True,
-        connect_timeout=settings.connect_timeout_s,
-        application_name="slottables_audit",
-        options=f"-c lock_timeout={deadline_ms}",
-    ) as connection:
-        yield connection
 
 
 def _create_slot(replication: psycopg.Connection) -> tuple[int, str]:
@@ -135,16 +122,17 @@ def _require_source(
     connection: psycopg.Connection, settings: SourceSettings, progress: ProgressRecord
 ) -> None:
     """Raise for a server that the bridge does not read from, and where the role may not audit."""
-    row = connection.execute(_IDENTITY, [settings.publication]).fetchone()
-    assert row is not None
-    standby, may_replicate, identifier, publication_oid = row
-    if identifier != progress.system_identifier:
-        raise _another(_OTHER_SYSTEM)
-    if standby:
-        raise _another("the server is a standby: only the primary gives a snapshot with its LSN")
-    if progress.publication_oid and publication_oid != progress.publication_oid:
-        raise _another("the database lacks the publication that Kafka's events are of")
-    if not may_replicate:
+    found = read_identity(connection, settings)
+    if found.standby:
+        raise OperatorNeeded(
+            "the server is a standby: only the primary gives a snapshot with its LSN",
+            operation=OPERATION,
+            subject="the source",
+            hint="source.conninfo must lead to the primary that the bridge reads from",
+            exit_code=ExitCode.WRONG_DATABASE,
+        )
+    require_same_source(progress, found, OPERATION)
+    if connection.execute(_MAY_REPLICATE).fetchone() != (True,):
         raise SetupError(
             "the role may not make a temporary slot",
             operation=OPERATION,
@@ -152,31 +140,3 @@ def _require_source(
             hint=f"grant it: {_GRANT}",
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
-
-
-def _timeline(replication: psycopg.Connection, progress: ProgressRecord) -> int:
-    """Return the timeline of the walsender's server; raise where Kafka's events are of another."""
-    told = replication.execute(b"IDENTIFY_SYSTEM").fetchone()
-    assert told is not None
-    timeline = int(told[1])
-    if str(told[0]) != progress.system_identifier:
-        raise _another(_OTHER_SYSTEM)
-    if timeline != progress.timeline:
-        raise OperatorNeeded(
-            f"the server is on timeline {timeline}, Kafka's events are of {progress.timeline}",
-            operation=OPERATION,
-            subject="the source",
-            hint="wait until the bridge streams from the new primary, or correct source.conninfo",
-            exit_code=ExitCode.TIMELINE,
-        )
-    return timeline
-
-
-def _another(message: str) -> OperatorNeeded:
-    return OperatorNeeded(
-        message,
-        operation=OPERATION,
-        subject="the source",
-        hint="source.conninfo must lead to the database that the bridge reads from",
-        exit_code=ExitCode.WRONG_DATABASE,
-    )

@@ -26,9 +26,19 @@ def test_the_source_is_read_as_the_scripts_role(
         connection.execute(sql.SQL("INSERT INTO {} VALUES (7)").format(table))
         roles = make_roles(pair.primary, fresh_database, publication=publication, suffix=suffix)
         connection.execute("CREATE TABLE later (id int PRIMARY KEY)")
-    settings = SourceSettings(conninfo=pair.primary.conninfo(fresh_database, user=roles.tables))
+        connection.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [topic_prefix]
+        )
+    settings = SourceSettings.model_validate(
+        {
+            "conninfo": pair.primary.conninfo(fresh_database, user=roles.tables),
+            "publication": publication,
+            "slot": topic_prefix,
+        }
+    )
     with postgres.snapshot(settings) as source:
-        identity = read_identity(source, publication)
+        identity = read_identity(source, settings)
+        assert identity.slot_database == identity.database == fresh_database
         assert identity.timeline and identity.publication_oid and not identity.standby
         found = postgres.published(source, publication)
         assert set(found) == {f"{ODD}.T{ODD}", "public.later"}
