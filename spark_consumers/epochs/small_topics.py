@@ -20,9 +20,16 @@ from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
-from spark_consumers.kafka.small_topic_tail import TOPIC_IDS, SmallTopicTail
+from spark_consumers.kafka.small_topic_tail import SmallTopicTail
 
 log = structlog.get_logger()
+TOPIC_IDS = "slotbridge.small_topic_ids"
+"""Property of the table `_epochs`: {small topic: its id when the tables read it last}."""
+_MADE_AGAIN_HINT = (
+    "if the new topic lacks records, fill new tables under another tables.namespace; if it has "
+    "all, and the other small topics are the former ones, accept all as they are: stop "
+    f"`slottables run`, ALTER TABLE … _epochs UNSET TBLPROPERTIES ('{TOPIC_IDS}'), start `run`"
+)
 
 
 class SmallTopics:
@@ -57,7 +64,7 @@ class SmallTopics:
                 "last epoch, as their ids were not noted; the next epoch notes them",
             )
         for tail in self._tails():
-            tail.expect(self._noted.get(tail.topic, ""))
+            tail.expect(self._noted.get(tail.topic, ""), _MADE_AGAIN_HINT)
 
     def require_same(self) -> None:
         """Raise OperatorNeeded where a topic was deleted and made again; see SmallTopicTail."""

@@ -64,7 +64,8 @@ def layout_as_of(rule: TableRule, shapes: Sequence[Shape], columns: Collection[s
     `shapes`: that one, and all later ones, whose names the rule may use. `columns`: those of the
     Iceberg table then. Raise OperatorNeeded where the rule has two meanings for them, or none.
     """
-    layout = Layout(shapes[0], rule_as_of(rule, shapes, columns))
+    hint = "choose an epoch after the last change of names (slottables epochs)"
+    layout = Layout(shapes[0], rule_as_of(rule, shapes, columns, hint))
     missing = [name for name in layout.names if name not in columns]
     if missing or not layout.fields:
         raise OperatorNeeded(
@@ -80,14 +81,17 @@ def layout_as_of(rule: TableRule, shapes: Sequence[Shape], columns: Collection[s
 
 
 def rule_as_of(
-    rule: TableRule, shapes: Sequence[Shape], columns: Collection[str] | None = None
+    rule: TableRule,
+    shapes: Sequence[Shape],
+    columns: Collection[str] | None = None,
+    hint: str = "",
 ) -> TableRule:
     """Return a rule that names the columns of the first of `shapes` by their names in it.
 
     The rule may have the names of any of `shapes`: those that fit the Iceberg table's `columns`
     at that time count, and of these the ones that name most of them. Return the rule as it is
-    where it needs no other names, or none fit. Raise OperatorNeeded where it has two meanings;
-    without `columns` to tell by, it then has that of its own names.
+    where it needs no other names, or none fit. Raise OperatorNeeded, with `hint`, where it has two
+    meanings; without `columns` to tell by, it then has that of its own names.
     """
     first = shapes[0]
     found: list[tuple[dict[str, str], TableRule]] = []
@@ -110,7 +114,7 @@ def rule_as_of(
                 f"one column to another: {other} may be meant or not",
                 operation="read the table's rule",
                 subject=first.name,
-                hint="choose an epoch after the last change of names (slottables epochs)",
+                hint=hint,
             )
     meant = [translated for fields, translated in found if fields == best]
     return next((one for one in meant if _is_written(one, best)), meant[0])

@@ -39,6 +39,11 @@ COPIED_ROWS_MAX = 100_000
 one gets deletion vectors instead, until maintenance puts files together."""
 NEVER = -1
 """The commit LSN of a table that has nothing."""
+_OTHER_RULE_HINT = (
+    "put tables.rules back, or the column; or stop `slottables run`, drop the Iceberg table, and "
+    "start `run`, which fills it from Kafka by the new rule. Then, while `slottables status` shows "
+    "the table as parked, `slottables unpark`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +226,7 @@ class Tables:
         else:
             problem = rules.difference(shape, state.rule, now)
             if problem and later:
-                now = rules.rule_as_of(now, [shape, *later], state.columns)
+                now = rules.rule_as_of(now, [shape, *later], state.columns, _OTHER_RULE_HINT)
                 problem = rules.difference(shape, state.rule, now)
             had = Layout(shape, now, kept)
             problem = problem or rules.wrong_columns(had, state.columns)
@@ -230,9 +235,7 @@ class Tables:
                 f"the Iceberg table is not what its rule says: {problem}",
                 operation="open Iceberg table",
                 subject=state.source,
-                hint="put tables.rules back, or the column; or stop `slottables run`, drop the "
-                "Iceberg table, and start `run`, which fills it from Kafka by the new rule. Then, "
-                "while `slottables status` shows the table as parked, `slottables unpark`",
+                hint=_OTHER_RULE_HINT,
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         document = rules.document(now)

@@ -24,13 +24,7 @@ READ_DEADLINE_S = 60.0
 _SHOWN_WITHIN_S = 5.0
 """How long a topic that was there may be missing, as it is being made."""
 _LOOK_S = 0.2
-TOPIC_IDS = "slotbridge.small_topic_ids"
-"""Property of the table `_epochs`: {small topic: its id when the tables read it last}."""
-MADE_AGAIN_HINT = (
-    "if the new topic lacks records, fill new tables under another tables.namespace; if it has "
-    "all, take it for the former one: stop `slottables run`, ALTER TABLE … _epochs UNSET "
-    f"TBLPROPERTIES ('{TOPIC_IDS}'), start `run`"
-)
+_READ_ANEW_HINT = "find out who deleted it, and try again: the next read begins with the new topic"
 _POLL_S = 1.0
 _MANY = 5000
 Document = TypeVar("Document", bound=BaseModel)
@@ -85,15 +79,19 @@ class SmallTopicTail:
         """Whether the topic's first records were gone already when it was first read."""
         self.id = ""
         """Kafka's id of the topic that is read, "" while it is not known."""
+        self._hint = _READ_ANEW_HINT
         self._told = False
 
     def close(self) -> None:
         """Close the connections to the broker."""
         self._consumer.close()
 
-    def expect(self, known_id: str) -> None:
-        """Refuse a topic with another id than `known_id`, that of an earlier process."""
-        self.id = known_id
+    def expect(self, known_id: str, hint: str) -> None:
+        """Refuse a topic with another id than `known_id`, that of an earlier process.
+
+        `hint`: the remedy if the topic was made again, for an owner who has taken its records.
+        """
+        self.id, self._hint = known_id, hint
 
     def new(self, deadline_s: float = READ_DEADLINE_S) -> list[CommittedRecord]:
         """Return the committed records that were written up to now, by partition and offset.
@@ -138,7 +136,7 @@ class SmallTopicTail:
                 "the topic was deleted and made again: it may lack records that were not read yet",
                 operation="read Kafka",
                 subject=self.topic,
-                hint=MADE_AGAIN_HINT,
+                hint=self._hint,
             )
         if not found and (self.id or self._at) and not self._told:
             self._told = True

@@ -41,7 +41,7 @@ Row = Mapping[str, Any]
 class SourceTable:
     """A table at the source: column -> (PostgreSQL type, typmod), and the key's columns.
 
-    `missing`, `unsent`: as in SchemaEvent.
+    `missing`, `unsent`, `attnums`: as in SchemaEvent.
     """
 
     name: str
@@ -52,6 +52,7 @@ class SourceTable:
     oid: int = 0
     missing: Mapping[str, Any] = field(default_factory=dict)
     unsent: Sequence[str] = ()
+    attnums: Sequence[int] = ()
 
     def shape_event(self, commit_lsn: int, seq: int = 0) -> SchemaEvent:
         """The schema event that announces it."""
@@ -71,6 +72,7 @@ class SourceTable:
             after=columns,
             missing=dict(self.missing),
             unsent=list(self.unsent),
+            attnums=list(self.attnums),
         )
 
 

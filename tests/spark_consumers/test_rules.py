@@ -1,5 +1,6 @@
 """A rule that was changed: nothing is written into a table that was made by another one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,6 +178,33 @@ def test_another_rule_is_refused_and_nothing_written(
     again = changed(new_pipeline, pipeline, MADE_BY)
     again.apply()
     assert [tuple(row) for row in again.rows("items")] == [(1, "uno")]
+
+
+def test_a_rule_with_two_meanings_is_refused_until_it_is_put_back(
+    new_pipeline: NewPipeline,
+) -> None:
+    """Two columns have taken each other's names while the rule was changed."""
+    before = new_pipeline()
+    before.publisher.announce(replace(ITEMS, attnums=(1, 2, 3)))
+    with before.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "name": "one", "note": "x"})
+    before.apply()
+    columns = {name: ITEMS.columns[name] for name in ("id", "note", "name")}
+    swapped = SourceTable("items", columns, attnums=(1, 2, 3))
+    before.publisher.reshape(swapped)
+    with before.publisher.transaction() as t:
+        t.insert(swapped, {"id": 2, "name": "y", "note": "two"})
+    before.restart()
+    with pytest.raises(OperatorNeeded, match="two meanings") as raised:
+        new_pipeline(rules={"public.items": {"include": ["id", "name"]}}).apply()
+    assert "put tables.rules back" in raised.value.hint and "epoch" not in raised.value.hint
+    again = new_pipeline()
+    again.apply()
+    found = [{name: row[name] for name in columns} for row in again.rows("items")]
+    assert found == [
+        {"id": 1, "note": "one", "name": "x"},
+        {"id": 2, "note": "two", "name": "y"},
+    ]
 
 
 def test_a_column_that_somebody_adds_is_refused_until_it_is_gone(new_pipeline: NewPipeline) -> None:
