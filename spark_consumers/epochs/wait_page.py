@@ -110,7 +110,6 @@ class KafkaLook:
             if self._topics is None:
                 self._topics = TopicOffsets(self._kafka)
             if self._tail is None:
-                self._topics.refresh()
                 self._tail = ProgressTail(self._kafka, self._topics, self._slot)
             record = self._tail.last()
             # Asked after the record was read: all that it tells of was written before.

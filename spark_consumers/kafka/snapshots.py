@@ -93,7 +93,6 @@ class SnapshotTail:
         Raise SlotbridgeError where that can't be read within `deadline_s`.
         """
         try:
-            self._topics.refresh()
             records = self._tail.new(deadline_s)
         except SlotbridgeError:
             self._tail.close()
