@@ -39,7 +39,7 @@ test: $(READY) ## the tests on real PostgreSQL, Kafka and Spark, then those with
 	@$(if $(PYTHONS),MAKE=$(MAKE) $(BIN)/python -m tests.interpreters --ends)
 
 # With those of tests/long_tests.py, in another order and with other random data each time.
-test-long: $(READY) ## all tests: more cases and kills of what `make test` shows, in any order
+test-long: $(READY) ## all tests: more cases, kills and claims (docs/EVIDENCE.md), in any order
 	@$(ON_SERVERS) $(PYTEST_OPTIONS)
 
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder

@@ -1,6 +1,10 @@
-"""The tests that `make test` leaves to `make test-long`: the same claims with more cases and kills.
+"""The tests that `make test` leaves to `make test-long`, which would make it too long.
 
-For each of them a shorter test, or another case of the same test, stays in `make test`.
+    with `[`     some cases of a test: another case stays in `make test`
+    without      whole tests: docs/EVIDENCE.md names each, with what `make test` shows in its place
+
+Some of the cases carry a claim of their own as well, such as a kind of table or a format: those are
+in docs/EVIDENCE.md, too.
 """
 
 from typing import Final
@@ -83,7 +87,7 @@ LONG: Final = (
     f"{_PREPARED}[ROLLBACK PREPARED-only the record",
     f"{_BEHIND}[COMMIT",
     f"{_BEHIND}[ROLLBACK",
-    f"{_SETTLING}test_a_transaction_that_publishes_again_may_hang_too[0]",
+    f"{_SETTLING}test_a_transaction_that_publishes_again_may_hang_too",
     f"{_SETTLING}test_aborted_events_are_published_again[nothing is visible",
     f"{_SETTLING}test_aborted_events_are_published_again[noted twice",
     f"{_SETTLING}test_aborted_events_are_published_again[only the record",
@@ -143,7 +147,6 @@ LONG: Final = (
     f"{_FAULTS}test_hanging.py::test_visible_events_prove_a_commit_behind_any_number_of_aborted_",
     f"{_FAULTS}test_hanging.py::test_a_bridge_with_another_database_decides_nothing",
     f"{_FAULTS}test_hanging.py::test_partitions_with_a_new_leader_epoch_are_looked_at",
-    f"{_SETTLING}test_a_transaction_that_publishes_again_may_hang_too[1]",
     f"{_SETTLING}test_aborted_events_are_published_again[killed again, while it is repeated]",
     f"{_PREPARED}[COMMIT PREPARED-only the record",
     f"{_PREPARED}[ROLLBACK PREPARED-no marker, the slot was told",
@@ -178,7 +181,7 @@ LONG: Final = (
     f"{_TABLES}test_quiet_tables.py::"
     "test_quiet_tables_go_on_after_kafka_has_deleted_what_brought_them_nothing[True]",
     f"{_TABLES}test_health.py::"
-    "test_steps_of_many_tables_that_neither_spark_nor_python_works_on_keep_it_healthy[publish]",
+    "test_steps_of_many_tables_that_neither_spark_nor_python_works_on_keep_it_healthy",
     f"{_RETURNS}[False-value]",
     f"{_RETURNS}[False-record]",
     f"{_RETURNS}[True-record]",
@@ -248,8 +251,6 @@ LONG: Final = (
     f"{_TABLES}test_snapshot_rows.py::test_rows_of_tables_without_a_key_are_inserts",
     f"{_UNREAD}[protobuf]",
     f"{_TABLES}test_operations.py::test_sums_are_kept_by_changes_with_what_is_gone_taken_off",
-    f"{_TABLES}test_health.py::"
-    "test_steps_of_many_tables_that_neither_spark_nor_python_works_on_keep_it_healthy[maintain]",
     f"{_RETURNS}[False-dead letter]",
     f"{_PARKED_KILLED}[True-tables]",
     f"{_PARKED}test_a_rebuild_or_a_drop_does_not_hide_the_events_that_kafka_lacks[drop]",

@@ -58,6 +58,16 @@ def test_a_long_test_is_there(start: str) -> None:
     assert f"def {name.partition('[')[0]}" in (ROOT / path).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("start", [start for start in LONG if "[" not in start])
+def test_a_test_that_make_test_leaves_out_as_a_whole_is_named_in_the_evidence(start: str) -> None:
+    path = start.partition("::")[0]
+    text = (ROOT / "docs/EVIDENCE.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition("## What only `make test-long` shows")
+    names = re.findall(r"^def (test_\w+)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+    found = [name for name in names if f"{path}::{name}".startswith(start)]
+    assert found and not [n for n in found if f"`{n}`" not in rest.partition("\n## ")[0]]
+
+
 def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").touch()
     (tmp_path / "conftest.py").write_text(
