@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+import structlog
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField
 
@@ -22,7 +23,7 @@ from schemas.recovery import RecoveryRecord
 from services.bridge import failpoints
 from services.bridge.progress.errors import OtherStorage
 from services.bridge.sink.object_storage import Bucket
-from services.bridge.sink.storage_identity import MARKER
+from services.bridge.sink.storage_identity import MARKER, judge_storage
 from services.demo.copies import committed
 from services.testbed.registry import registry
 from tests.bridge.conftest import NewBridge
@@ -497,3 +498,46 @@ def test_what_a_bucket_tells_of_itself(storage: ObjectStorage, topic_prefix: str
         with pytest.raises(OtherStorage):
             bucket.refresh()
         assert bucket.identify() == second
+
+
+def without_list(bucket: Bucket, *, denies: tuple[str, ...]) -> Bucket:
+    """A bucket whose role has no s3:ListBucket: S3 answers 403 also where an object is missing."""
+
+    def answer(http_response: Any, parsed: dict[str, Any], model: Any, **_: Any) -> None:
+        if model.name in denies or http_response.status_code == 404:
+            http_response.status_code = 403
+            parsed["Error"] = {"Code": "AccessDenied", "Message": "Access Denied"}
+            parsed.setdefault("ResponseMetadata", {})["HTTPStatusCode"] = 403
+
+    bucket._client.meta.events.register("after-call.s3", answer)
+    return bucket
+
+
+def test_a_bucket_that_denies_the_id_is_not_taken_for_that_of_an_older_release_without_a_word(
+    storage: ObjectStorage, topic_prefix: str
+) -> None:
+    """A record without an id, and the documented role: S3 answers 403 for the missing id."""
+    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
+    role = without_list(Bucket(settings), denies=("ListObjectsV2",))
+    with contextlib.closing(role) as bucket, structlog.testing.capture_logs() as logs:
+        found = judge_storage(bucket, None, first=False, accepted="")
+        assert found is not None and found == bucket.identify()
+        assert [log["event"].partition(":")[0] for log in logs].count("not judged") == 1
+        assert "s3:ListBucket" in logs[0]["hint"], "told before the id is stored"
+        logs.clear()
+        assert judge_storage(bucket, None, first=False, accepted="") == found
+        assert not logs, "its id is read now"
+
+
+def test_an_empty_bucket_that_denies_its_id_is_refused(
+    storage: ObjectStorage, topic_prefix: str
+) -> None:
+    """A record without an id, and a role with s3:ListBucket that may not read the id."""
+    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
+    role = without_list(Bucket(settings), denies=("GetObject",))
+    with contextlib.closing(role) as bucket:
+        with pytest.raises(OtherStorage):
+            judge_storage(bucket, None, first=False, accepted="")
+        assert not bucket.has_objects(), "the next start judges the same"
+        assert judge_storage(bucket, "", first=False, accepted="") is None
+        assert judge_storage(bucket, None, first=False, accepted="") is None, "it has an id now"

@@ -480,11 +480,13 @@ def test_a_role_that_may_not_read_the_id_is_told_that_nothing_is_judged(
 
     store = Stored()
     monkeypatch.setattr(store, "identify", denied)
+    monkeypatch.setattr(store, "has_objects", lambda: None)
     for claim in (store.claim, denied):  # a bucket looks once more where it has an object
         monkeypatch.setattr(store, "claim", claim)
         with capture_logs() as logs:
             assert judge_storage(store, None, first=False, accepted="") is None
-        assert [log["event"].partition(":")[0] for log in logs] == ["not judged"]
+        assert {log["event"].partition(":")[0] for log in logs} == {"not judged"}
+        assert "s3:GetObject" in logs[-1]["hint"]
     with pytest.raises(SetupError):
         judge_storage(store, ID, first=False, accepted=ID)
 

@@ -87,9 +87,9 @@ class Folder:
             os.fsync(folder)
 
     def has_objects(self) -> bool:
-        """Tell whether the folder has a file with the name of an object."""
+        """Tell whether the folder has a file with the name of an object, or the marker."""
         with self._opened(compare=False), os.scandir(self._path) as entries:
-            return any(_OBJECT.fullmatch(entry.name) for entry in entries)
+            return any(entry.name == MARKER or _OBJECT.fullmatch(entry.name) for entry in entries)
 
     def begin(self, id_: str) -> None:
         """Compare the folder with this id, and with the present device and inode, from now on."""

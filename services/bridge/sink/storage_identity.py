@@ -4,7 +4,8 @@
     this id                      the same                     it is that storage
     an id                        another, or none             refused (OtherStorage)
     nothing, and none was used   an id, or none               its id, or a new one, is noted
-    not known (older release)    an id, or objects            the same
+    not known (older release)    an id, or objects            its id, or a new one, is noted
+    not known (older release)    what the role may not see    the same, with a warning
     not known (older release)    neither                      refused (OtherStorage)
 
 An empty or foreign folder under the same path takes objects as any other: a share that is not
@@ -45,7 +46,7 @@ class ObjectStorage(Protocol):
         ...
 
     def has_objects(self) -> bool | None:
-        """Tell whether anything was stored before; None where that can't be seen."""
+        """Tell whether there is an object, or an id; None where that can't be seen."""
         ...
 
     def begin(self, id_: str) -> None:
@@ -85,27 +86,33 @@ def judge_storage(
     `noted`: ProgressRecord.storage_id, `first`: there is no record yet; `accepted`: the setting
     claim_check.accept_loss_of. None where the role may not read the id: nothing is judged then.
     """
+    found = None
     try:
         found = storage.identify()
-    except SetupError as error:
+    except SetupError as error:  # S3's answer, too, where the role may not see that none is there
         if noted or error.exit_code is not ExitCode.PRIVILEGE_MISSING:
             raise
-        return _claimed(storage)
     if noted and found != noted:
         if accepted != noted:
             raise OtherStorage(storage.uri(MARKER), noted, found)
         logger.warning("the loss of an object storage is accepted", lost=noted, found=found)
     if noted is None and not first and found is None and accepted != OtherStorage.UNKNOWN:
-        there = storage.has_objects()
-        if there is None:
-            logger.warning(
-                "not judged: whether this is the object storage of earlier large values",
-                marker=storage.uri(MARKER),
-                hint="grant s3:ListBucket for one start, or look for yourself",
-            )
-        if there is False:
-            raise OtherStorage(storage.uri(MARKER), OtherStorage.UNKNOWN, None)
+        _require_used(storage)
     return found or _claimed(storage)
+
+
+def _require_used(storage: ObjectStorage) -> None:
+    """Raise OtherStorage for an empty storage; warn where the role may not see what it has."""
+    used = storage.has_objects()
+    if used is None:
+        logger.warning(
+            "not judged: whether this object storage has the earlier large values",
+            marker=storage.uri(MARKER),
+            hint="look for yourself: its id is taken for the right one from now on "
+            "(s3:ListBucket, granted for this start, would have let the bridge look)",
+        )
+    if used is False:
+        raise OtherStorage(storage.uri(MARKER), OtherStorage.UNKNOWN, None)
 
 
 def _claimed(storage: ObjectStorage) -> str | None:
