@@ -142,7 +142,7 @@ def evolve(
         catalog.require_known(table, identifier, known)
         before, existing = old.shape, [str(column.name()) for column in table.schema().columns()]
         another = before.another_table(after)
-        new = Layout(after, rules.rule_as_of(rule, later[place:]))
+        new = Layout(after, rules.agreeing_rule(rule, later[place:], old))
         if key_changed(before, after):
             raise other_key(before, after)
         changes = needed(settings, old, new, existing, replaced=another)

@@ -4,12 +4,13 @@ A table keeps what it was made by: a changed rule would write values into other 
 rows have that are there, or none at all. Where it makes a difference, it is refused by name.
 
 A rule names columns, which the source may rename. `rule_as_of` tells what it means for the columns
-of an earlier time.
+of an earlier time, `agreeing_rule` what it means while a table takes over several changes.
 """
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from schemas.errors import OperatorNeeded
 from schemas.tables import Kind, TableRule, sort_field, transform
@@ -81,43 +82,83 @@ def layout_as_of(rule: TableRule, shapes: Sequence[Shape], columns: Collection[s
 
 
 def rule_as_of(
-    rule: TableRule,
-    shapes: Sequence[Shape],
-    columns: Collection[str] | None = None,
-    hint: str = "",
+    rule: TableRule, shapes: Sequence[Shape], columns: Collection[str], hint: str
 ) -> TableRule:
     """Return a rule that names the columns of the first of `shapes` by their names in it.
 
     The rule may have the names of any of `shapes`: those that fit the Iceberg table's `columns`
     at that time count, and of these the ones that name most of them. Return the rule as it is
     where it needs no other names, or none fit. Raise OperatorNeeded, with `hint`, where it has two
-    meanings; without `columns` to tell by, it then has that of its own names.
+    meanings.
     """
-    first = shapes[0]
-    found: list[tuple[dict[str, str], TableRule]] = []
-    for names in _names_in(shapes):
-        fields = {c: rule.rename.get(names[c], c) for c in first.names if selects(rule, names[c])}
-        there = columns is None or set(fields.values()) <= set(columns)
-        keyed = rule.kind == "changelog" or set(first.key) <= fields.keys()
-        if there and keyed and len(set(fields.values())) == len(fields):
-            found.append((fields, _renamed(rule, first, fields, names)))
-    if not found:
+    meanings = [m for m in _meanings(rule, shapes) if set(m.fields.values()) <= set(columns)]
+    if not meanings:
         return rule
-    best = max((fields for fields, _ in found), key=len)
-    for fields, _ in found:
+    best = max((meaning.fields for meaning in meanings), key=len)
+    for fields, _ in meanings:
         if not fields.items() <= best.items():
-            if columns is None:
-                return rule
             other = next(name for name in fields if best.get(name) != fields[name])
             raise OperatorNeeded(
                 "the table's rule has two meanings for the columns that it had, as names went from "
                 f"one column to another: {other} may be meant or not",
                 operation="read the table's rule",
-                subject=first.name,
+                subject=shapes[0].name,
                 hint=hint,
             )
-    meant = [translated for fields, translated in found if fields == best]
-    return next((one for one in meant if _is_written(one, best)), meant[0])
+    return _meant(meanings, best)
+
+
+def agreeing_rule(rule: TableRule, shapes: Sequence[Shape], table: Layout) -> TableRule:
+    """Return a rule that names the columns of the first of `shapes` by their names in it.
+
+    The rule may have the names of any of `shapes`, which the table gets one after the other. Those
+    count by which it agrees best with the `table` as it is, for the columns that the table's shape
+    and the first one share: above all it should not admit a column that the table was made
+    without. Where several agree alike, the last names count. Return the rule as it is where it
+    needs no other names, or none fit.
+    """
+    meanings = [*_meanings(rule, shapes)]
+    if not meanings:
+        return rule
+    first, names = shapes[0], _names(table.shape, table.rule)
+    same = {name: name for name in first.names}
+    kept = same if first is table.shape else survivors_of(table.shape, first)
+    had = {after: names.get(before) for before, after in kept.items()}
+
+    def disagreement(fields: Mapping[str, str]) -> tuple[int, int, int]:
+        pairs = [(was, fields.get(column)) for column, was in had.items()]
+        admitted = sum(was is None and now is not None for was, now in pairs)
+        left_out = sum(was is not None and now is None for was, now in pairs)
+        return admitted, left_out, sum(was != now for was, now in pairs)
+
+    last_first = reversed([meaning.fields for meaning in meanings])
+    return _meant(meanings, min(last_first, key=disagreement))
+
+
+class _Meaning(NamedTuple):
+    """A meaning of a rule for the first of some shapes, by the names that its columns have in one.
+
+    `fields`: column -> its name in Iceberg. `rule`: the same rule by the names of the first shape.
+    """
+
+    fields: Mapping[str, str]
+    rule: TableRule
+
+
+def _meanings(rule: TableRule, shapes: Sequence[Shape]) -> Iterator[_Meaning]:
+    """Yield what a rule may mean for the first of `shapes`, by the names in each in turn."""
+    first = shapes[0]
+    for names in _names_in(shapes):
+        fields = {c: rule.rename.get(names[c], c) for c in first.names if selects(rule, names[c])}
+        keyed = rule.kind == "changelog" or set(first.key) <= fields.keys()
+        if keyed and len(set(fields.values())) == len(fields):
+            yield _Meaning(fields, _renamed(rule, first, fields, names))
+
+
+def _meant(meanings: Sequence[_Meaning], fields: Mapping[str, str]) -> TableRule:
+    """Return the rule that means these fields, and whose partition and sort fit them if any."""
+    meant = [translated for found, translated in meanings if found == fields]
+    return next((one for one in meant if _is_written(one, fields)), meant[0])
 
 
 def _names_in(shapes: Sequence[Shape]) -> Iterator[dict[str, str]]:

@@ -226,7 +226,10 @@ class Tables:
         else:
             problem = rules.difference(shape, state.rule, now)
             if problem and later:
-                now = rules.rule_as_of(now, [shape, *later], state.columns, _OTHER_RULE_HINT)
+                all_shapes, given = [shape, *later], now
+                now = rules.agreeing_rule(given, all_shapes, Layout(shape, state.rule))
+                if rules.difference(shape, state.rule, now):
+                    now = rules.rule_as_of(given, all_shapes, state.columns, _OTHER_RULE_HINT)
                 problem = rules.difference(shape, state.rule, now)
             had = Layout(shape, now, kept)
             problem = problem or rules.wrong_columns(had, state.columns)

@@ -10,7 +10,7 @@ from schemas.tables import TableRule
 from spark_consumers.events.columns import ColumnShape
 from spark_consumers.events.shape import START, Shape
 from spark_consumers.iceberg import catalog, rules
-from spark_consumers.iceberg.layout import METADATA
+from spark_consumers.iceberg.layout import METADATA, Layout
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
@@ -62,59 +62,146 @@ LAST = shape("id", "title", title=2)
 SWAPPED = shape("id", "note", "name", note=2, name=3)
 
 
+ID_NAME = {"include": ["id", "name"]}
+TITLED = {"partition": ["bucket(4, title)", "truncate(2,note)"], "sort": ["title desc"]}
+NAMED = {"partition": ["bucket(4, name)", "truncate(2, note)"], "sort": ["name DESC"]}
+
+
 @pytest.mark.parametrize(
-    ("rule", "shapes", "columns", "expected"),
+    ("rule", "shapes", "columns", "expected", "made_by"),
     [
-        ({}, [THEN, LATER, LAST], ["id", "name", "note"], {}),
-        ({"include": ["id", "title"]}, [THEN, LATER], ["id", "name"], {"include": ["id", "name"]}),
-        ({"include": ["id", "name"]}, [THEN, LATER], ["id", "name"], {}),
-        ({"include": ["id", "name", "title"]}, [THEN, LATER], ["id", "name"], {}),
+        ({}, [THEN, LATER, LAST], ["id", "name", "note"], {}, {}),
+        ({"include": ["id", "title"]}, [THEN, LATER], ["id", "name"], ID_NAME, ID_NAME),
+        (ID_NAME, [THEN, LATER], ["id", "name"], {}, ID_NAME),
+        ({"include": ["id", "name", "title"]}, [THEN, LATER], ["id", "name"], {}, ID_NAME),
         # The dropped column by its last name; the other one by that of before.
         (
             {"include": ["id", "title", "note"]},
             [THEN, LATER, LAST],
             ["id", "name", "note"],
             {"include": ["id", "name", "note"]},
+            {"include": ["id", "n*"]},
         ),
-        ({"exclude": ["title"]}, [THEN, LATER], ["id", "note"], {"include": ["id", "note"]}),
-        ({"exclude": ["t*"]}, [THEN, LATER], ["id", "name", "note"], {}),
+        (
+            {"exclude": ["title"]},
+            [THEN, LATER],
+            ["id", "note"],
+            {"include": ["id", "note"]},
+            {"exclude": ["name"]},
+        ),
+        ({"exclude": ["t*"]}, [THEN, LATER], ["id", "name", "note"], {}, {}),
         (
             {"rename": {"title": "label"}},
             [THEN, LATER],
             ["id", "label", "note"],
             {"rename": {"name": "label"}},
+            {"rename": {"name": "label"}},
         ),
-        (
-            {"partition": ["bucket(4, title)", "truncate(2,note)"], "sort": ["title desc"]},
-            [THEN, LATER],
-            ["id", "name", "note"],
-            {"partition": ["bucket(4, name)", "truncate(2, note)"], "sort": ["name DESC"]},
-        ),
+        (TITLED, [THEN, LATER], ["id", "name", "note"], NAMED, NAMED),
         (
             {"include": ["key", "title"]},
             [THEN, shape("key", "title", "note", key="key")],
             ["id", "name"],
-            {"include": ["id", "name"]},
+            ID_NAME,
+            ID_NAME,
         ),
         # Names that two columns took over from each other: the Iceberg table tells.
-        ({"include": ["id", "name"]}, [THEN, SWAPPED], ["id", "name"], {}),
-        ({"include": ["id", "name"]}, [THEN, SWAPPED], ["id", "note"], {"include": ["id", "note"]}),
+        (ID_NAME, [THEN, SWAPPED], ["id", "name"], {}, ID_NAME),
+        (
+            ID_NAME,
+            [THEN, SWAPPED],
+            ["id", "note"],
+            {"include": ["id", "note"]},
+            {"exclude": ["name"]},
+        ),
     ],
 )
 def test_a_rule_is_read_by_the_names_of_an_earlier_time(
-    rule: dict[str, Any], shapes: list[Shape], columns: list[str], expected: dict[str, Any]
+    rule: dict[str, Any],
+    shapes: list[Shape],
+    columns: list[str],
+    expected: dict[str, Any],
+    made_by: dict[str, Any],
 ) -> None:
     given = TableRule.model_validate(rule)
-    found = rules.rule_as_of(given, shapes, columns)
+    found = rules.rule_as_of(given, shapes, columns, "hint")
+    assert translation(given, found) == expected
+    metadata = [name for name, _ in METADATA["current"]]
+    layout = rules.layout_as_of(given, shapes, [*columns, *metadata])
+    assert layout.rule == found
+    assert [field.name for field in layout.fields] == columns
+    # What the present names say is not read as a change of the rule.
+    assert rules.difference(shapes[0], TableRule.model_validate(made_by), found) == ""
+
+
+def translation(given: TableRule, found: TableRule) -> dict[str, Any]:
+    """What a translated rule says otherwise, but for `exclude`, which `include` stands for."""
     changed = {
         key: list(v) if key != "rename" else v for key, v in found if v != getattr(given, key)
     }
     changed.pop("exclude", None)
-    assert changed == expected
-    metadata = [name for name, _ in METADATA["current"]]
-    assert rules.layout_as_of(given, shapes, [*columns, *metadata]).rule == found
-    # What the present names say is not read as a change of the rule.
-    assert not rules.difference(shapes[0], found, rules.rule_as_of(given, shapes, columns))
+    return changed
+
+
+PEOPLE = shape("id", "ssn")
+WIDER = shape("id", "ssn", "x")
+RENAMED = shape("id", "ssn2", "x")
+
+
+@pytest.mark.parametrize(
+    ("made_by", "rule", "shapes", "expected"),
+    [
+        # The column that was left out stays out, and the one that the table has stays.
+        ({"exclude": ["ssn"]}, {"exclude": ["ssn2"]}, [WIDER, RENAMED], {"include": ["id", "x"]}),
+        ({"exclude": ["ssn"]}, {"exclude": ["ssn", "ssn2"]}, [WIDER, RENAMED], {}),
+        ({}, {"exclude": ["ssn2"]}, [WIDER, RENAMED], {}),
+        (
+            {"include": ["id", "ssn"]},
+            {"include": ["id", "ssn2"]},
+            [WIDER, RENAMED],
+            {"include": ["id", "ssn"]},
+        ),
+        ({"include": ["id", "ssn"]}, {"include": ["id", "ssn"]}, [WIDER, RENAMED], {}),
+        # A column that the table does not have yet is meant by its last name.
+        (
+            {},
+            {"exclude": ["y"]},
+            [WIDER, shape("id", "ssn", "y")],
+            {"include": ["id", "ssn"]},
+        ),
+        (
+            {},
+            {"include": ["id", "ssn", "y"]},
+            [WIDER, shape("id", "ssn", "y")],
+            {"include": ["id", "ssn", "x"]},
+        ),
+        # The column in Iceberg keeps its name.
+        (
+            {"rename": {"ssn": "label"}},
+            {"rename": {"ssn2": "label"}},
+            [WIDER, RENAMED],
+            {"rename": {"ssn": "label"}},
+        ),
+        ({}, {"rename": {"ssn2": "label"}}, [WIDER, RENAMED], {}),
+        # The last shape is taken as the rule says.
+        ({"exclude": ["ssn"]}, {"exclude": ["ssn"]}, [RENAMED], {}),
+    ],
+)
+def test_a_rule_means_the_columns_that_the_table_has_while_their_names_change(
+    made_by: dict[str, Any], rule: dict[str, Any], shapes: list[Shape], expected: dict[str, Any]
+) -> None:
+    given, table = TableRule.model_validate(rule), Layout(PEOPLE, TableRule.model_validate(made_by))
+    found = rules.agreeing_rule(given, shapes, table)
+    assert translation(given, found) == expected
+
+
+def test_a_kept_column_of_the_same_name_is_not_taken_for_the_one_left_out() -> None:
+    """Iceberg may still have a column that nothing fills, as the source dropped it."""
+    given = TableRule(exclude=("ssn2",))
+    table = Layout(WIDER, TableRule(exclude=("ssn",)), kept=("ssn",))
+    found = rules.agreeing_rule(given, [WIDER, RENAMED], table)
+    assert translation(given, found) == {"include": ["id", "x"]}
+    assert rules.difference(WIDER, table.rule, found) == ""
 
 
 def test_a_rule_with_two_meanings_for_an_earlier_time_is_refused() -> None:
@@ -125,6 +212,34 @@ def test_a_rule_with_two_meanings_for_an_earlier_time_is_refused() -> None:
     assert found.value.subject == "public.items" and found.value.hint
     with pytest.raises(OperatorNeeded, match="name is not there"):
         rules.layout_as_of(rule, [THEN], ["id", "_commit_lsn", "_seq"])
+
+
+def test_a_column_that_is_left_out_stays_out_while_its_name_changes(
+    new_pipeline: NewPipeline,
+) -> None:
+    """The rule has the new name already; one transaction adds a column, then renames."""
+    text = ("text", -1)
+    people = SourceTable("people", {"id": ("int4", -1), "ssn": text})
+    wider = SourceTable("people", {**people.columns, "x": text}, missing={"x": "none"})
+    renamed = SourceTable("people", {"id": ("int4", -1), "ssn2": text, "x": text})
+    pipeline = new_pipeline(rules={"public.people": {"exclude": ["ssn"]}})
+    publisher = pipeline.publisher
+    publisher.announce(people)
+    with publisher.transaction() as t:
+        t.insert(people, {"id": 1, "ssn": "secret"})
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(rules={"public.people": TableRule(exclude=("ssn2",))})
+    with publisher.transaction() as t:
+        for table, column in ((wider, "ssn"), (renamed, "ssn2")):
+            publisher.shape_at(table, publisher.commit_lsn, t.seq)
+            t.insert(table, {"id": t.seq + 2, "x": "new", column: "secret"})
+    pipeline.apply()
+    assert [row.asDict() for row in pipeline.rows("people")] == [
+        {"id": 1, "x": "none"},
+        {"id": 2, "x": "new"},
+        {"id": 3, "x": "new"},
+    ]
 
 
 def made(new_pipeline: NewPipeline) -> Pipeline:
