@@ -17,6 +17,7 @@ from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.epochs.small_topics import expect_noted_ids
 from spark_consumers.events import changes
 from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.failures import FOREIGN, translated
@@ -91,6 +92,7 @@ class _Blame:
         self._naming = Naming(self._kafka.topic_prefix, settings.shaping)
         self._topics = TopicOffsets(self._kafka)
         self._tables = Tables(self._kafka, self._settings)
+        self._ledger = Ledger(self._tables.namespace, self._settings)
         self._reader = EventReader(spark, self._kafka, self._topics, settings.registry)
 
     def versions(self, name: str, key: Sequence[str]) -> list[Version]:
@@ -117,7 +119,7 @@ class _Blame:
         return found
 
     def _last_epoch(self) -> EpochRecord:
-        record = Ledger(self._tables.namespace, self._settings).last(self._spark)
+        record = self._ledger.last(self._spark)
         if record is None:
             raise _error(self._tables.namespace, "there is no epoch yet", "start `slottables run`")
         return record
@@ -135,6 +137,7 @@ class _Blame:
         """Return the shapes of the table, without those of former tables of its name."""
         log_of_shapes = ShapeLog(self._kafka, self._topics, self._naming, name.__eq__)
         try:
+            expect_noted_ids(log_of_shapes.tail, self._ledger, self._spark)
             log_of_shapes.read()
         finally:
             log_of_shapes.close()

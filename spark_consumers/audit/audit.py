@@ -35,6 +35,7 @@ from spark_consumers.audit.source_scan import NotJudgedError, SourceScan
 from spark_consumers.audit.source_snapshot import OPERATION, SourceSnapshot, source_snapshot
 from spark_consumers.audit.table_rows import TableRows, differing_rows
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, require_snapshot
+from spark_consumers.epochs.small_topics import expect_noted_ids
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.holds import held
@@ -82,7 +83,8 @@ class Audit:
         self._whole = settings
         self._naming = Naming(self._kafka.topic_prefix, settings.shaping)
         self._tables = Tables(self._kafka, self._settings)
-        self._log = Ledger(self._tables.namespace, self._settings).audits
+        self._ledger = Ledger(self._tables.namespace, self._settings)
+        self._log = self._ledger.audits
         self._stop = stop
         self._told = told
 
@@ -173,6 +175,7 @@ class Audit:
         topics = TopicOffsets(self._kafka)
         shapes = ShapeLog(self._kafka, topics, self._naming, self._follows)
         with contextlib.closing(shapes):
+            expect_noted_ids(shapes.tail, self._ledger, self._spark)
             shapes.read()
             filling = read_snapshots(self._kafka, topics, self._source.slot)
             snapshots = {s.source: self._snapshot(epoch, s) for s in wanted}

@@ -21,6 +21,7 @@ from schemas.events import ProgressRecord
 from schemas.settings import Settings, require
 from spark_consumers.audit.source_snapshot import OPERATION
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.epochs.small_topics import expect_noted_ids
 from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import catalog
 from spark_consumers.kafka.divergence import Divergences
@@ -52,6 +53,8 @@ class Cuts:
         self._progress = ProgressTail(kafka, topics, require(settings.source, "source").slot)
         self._divergences = Divergences(kafka, topics)
         self._ledger = Ledger(catalog.namespace(kafka, tables), tables)
+        # The audit tells of ids that were not noted where it reads the shapes.
+        expect_noted_ids(self._divergences.tail, self._ledger, spark, before=False)
 
     def close(self) -> None:
         """Close the connections to the broker."""

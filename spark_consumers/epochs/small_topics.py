@@ -5,7 +5,8 @@
     divergence   the transactions that a failover lost
 
 `run` follows them from their beginning. The ids of those that were there are a property of the
-table `_epochs`, so that a topic which was made again is refused after a restart, too.
+table `_epochs`, so that a topic which was made again is refused after a restart, too, and by the
+other commands that read one of them (`expect_noted_ids`).
 """
 
 import json
@@ -53,16 +54,8 @@ class SmallTopics:
             each.close()
 
     def expect_noted(self, ledger: Ledger, spark: SparkSession, *, before: bool) -> None:
-        """Refuse topics with other ids than those that were noted; `before`: tables have epochs.
-
-        Ids that an earlier version has not noted are not judged, which the log says.
-        """
-        self._noted = json.loads(ledger.noted(spark).get(TOPIC_IDS, "{}"))
-        if before and not self._noted:
-            log.warning(
-                "not judged: whether the small topics were deleted and created again since the "
-                "last epoch, as their ids were not noted; the next epoch notes them",
-            )
+        """Refuse topics with other ids than those that were noted; `before`: tables have epochs."""
+        self._noted = _noted_ids(ledger, spark, before=before)
         for tail in self._tails():
             tail.expect(self._noted.get(tail.topic, ""), _MADE_AGAIN_HINT)
 
@@ -85,3 +78,27 @@ class SmallTopics:
 
     def _tails(self) -> tuple[SmallTopicTail, ...]:
         return self.shapes.tail, self.dead.tail, self._divergences.tail
+
+
+def expect_noted_ids(
+    tail: SmallTopicTail, ledger: Ledger, spark: SparkSession, *, before: bool = True
+) -> None:
+    """Let a tail refuse a topic with another id than the one that `run` has noted.
+
+    It then raises MadeAgainError when it is read. A topic whose id is not noted is taken as it is;
+    with `before`, the tables have epochs, and the log says so.
+    """
+    noted = _noted_ids(ledger, spark, before=before)
+    if tail.topic in noted:
+        tail.expect(noted[tail.topic], _MADE_AGAIN_HINT)
+
+
+def _noted_ids(ledger: Ledger, spark: SparkSession, *, before: bool) -> dict[str, str]:
+    """Return the noted ids by topic; log that the topics are not judged if tables have epochs."""
+    noted: dict[str, str] = json.loads(ledger.noted(spark).get(TOPIC_IDS, "{}"))
+    if before and not noted:
+        log.warning(
+            "not judged: whether the small topics were deleted and created again since the "
+            "last epoch, as their ids were not noted; the next epoch notes them",
+        )
+    return noted

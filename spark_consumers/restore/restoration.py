@@ -5,6 +5,7 @@ takes them in one transaction, which commits only once each table there is equal
 after all of them were filled and the triggers that wait for the commit have fired.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from schemas.lsn import format_lsn
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of, require_snapshot
+from spark_consumers.epochs.small_topics import expect_noted_ids
 from spark_consumers.events.shape import Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
@@ -177,12 +179,13 @@ class _Restoring:
         self._source = settings.source
         self._naming = Naming(self._kafka.topic_prefix, settings.shaping)
         self._tables = Tables(self._kafka, self._settings)
+        self._ledger = Ledger(self._tables.namespace, self._settings)
         self._shapes: ShapeLog | None = None
 
     def run(
         self, commit_lsn: int, into: str, names: Collection[str], dry_run: bool, progress: Progress
     ) -> Restoration:
-        epochs = Ledger(self._tables.namespace, self._settings).all(self._spark)
+        epochs = self._ledger.all(self._spark)
         epoch = epoch_of(epochs, commit_lsn)
         tables = self._chosen(epoch, names)
         snapshots = {table.identifier: table.snapshot for table in tables}
@@ -300,9 +303,12 @@ class _Restoring:
             return [state.shape]
         if self._shapes is None:
             topics = TopicOffsets(self._kafka)
-            self._shapes = ShapeLog(self._kafka, topics, self._naming, lambda _: True)
-            self._shapes.read()
-            self._shapes.close()
+            with contextlib.closing(
+                ShapeLog(self._kafka, topics, self._naming, lambda _: True)
+            ) as shapes:
+                expect_noted_ids(shapes.tail, self._ledger, self._spark)
+                shapes.read()
+            self._shapes = shapes
         found, known = self._shapes.upto(name, epoch.commit_lsn), self._shapes.upto(name, maxsize)
         if not found:
             raise OperatorNeeded(

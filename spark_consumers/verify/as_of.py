@@ -16,6 +16,7 @@ from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of, require_snapshot
+from spark_consumers.epochs.small_topics import expect_noted_ids
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import CommitPosition, Shape
@@ -70,6 +71,7 @@ class _Witness:
     ) -> list[TableComparison]:
         epoch = epoch_of(self._ledger.all(self._spark), commit_lsn)
         states = self._tables.states(self._spark)
+        expect_noted_ids(self._shapes.tail, self._ledger, self._spark)
         self._shapes.read()
         wanted = set(tables) or {n for n in {*epoch.tables, *epoch.parked} if not is_sums(n)}
         whys = {name: self._not_judged(epoch, name, states.get(name)) for name in sorted(wanted)}
@@ -94,7 +96,10 @@ class _Witness:
             return f"it is parked and has {found['has']}: {found['reason']}"
         if state is None:
             return "there is no Iceberg table of it"
-        return CHANGELOG if self._is_changelog(state) else ""
+        if self._is_changelog(state):
+            return CHANGELOG
+        told = self._shapes.upto(name, epoch.commit_lsn)
+        return "" if told else f"{self._shapes.topic} does not tell its columns then"
 
     def _is_changelog(self, state: State) -> bool:
         rule = rule_of(self._settings, *schema_and_table(state.source))

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from schemas.errors import ExitCode, SlotbridgeError
-from schemas.events import ProgressRecord
+from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
+from schemas.events import ProgressRecord, schema_topic
 from schemas.settings import KafkaSettings
 from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.testbed import jars
@@ -27,7 +27,9 @@ from spark_consumers.audit.schedule import scheduled
 from spark_consumers.epochs import job
 from spark_consumers.epochs.audit_log import AuditLog
 from spark_consumers.epochs.audit_result import AuditResult
+from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.epochs.metrics import Metrics
+from spark_consumers.epochs.small_topics import TOPIC_IDS
 from spark_consumers.failures import FOREIGN
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
@@ -307,6 +309,7 @@ def test_what_is_not_judged_and_what_is_refused(
         assert pipeline.stream(once=True)
         assert exit_code(audit(pipeline), named=False) == ExitCode.OK
         assert not slots_and_snapshots(conninfo)
+        a_schema_topic_that_was_made_again(pipeline)
         tables_that_are_not_there(pipeline)
 
         source = pipeline.settings.source
@@ -342,6 +345,19 @@ def test_what_is_not_judged_and_what_is_refused(
             process.kill()
             process.wait()
         eventually(lambda: not slots_and_snapshots(conninfo), what="nothing is left", timeout_s=60)
+
+
+def a_schema_topic_that_was_made_again(pipeline: Pipeline) -> None:
+    """It has another id than `run` has noted; the id that was noted is another here."""
+    name = schema_topic(pipeline.kafka.topic_prefix)
+    ledger = Ledger(pipeline.kafka.topic_prefix, pipeline.tables)
+    noted = ledger.noted(pipeline.spark)[TOPIC_IDS]
+    assert name in json.loads(noted)
+    ledger.note(pipeline.spark, {TOPIC_IDS: json.dumps({name: "of the former topic"})})
+    with pytest.raises(OperatorNeeded, match="deleted and made again") as found:
+        audit(pipeline)
+    assert found.value.subject == name
+    ledger.note(pipeline.spark, {TOPIC_IDS: noted})
 
 
 def tables_that_are_not_there(pipeline: Pipeline) -> None:

@@ -7,18 +7,31 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import structlog
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from pyspark.errors import PySparkException
 
 from schemas.errors import BadInput, OperatorNeeded, Retryable, SetupError
-from schemas.events import dead_topic, divergence_topic, schema_topic, transaction_topic
+from schemas.events import (
+    ProgressRecord,
+    dead_topic,
+    divergence_topic,
+    progress_topic,
+    schema_topic,
+    transaction_topic,
+)
 from services.testbed.ports import free_port
+from spark_consumers.audit.cut import Cuts
+from spark_consumers.blame import blame
 from spark_consumers.epochs import job
 from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
+from spark_consumers.restore.restoration import restore
 from spark_consumers.status import read_run_status
+from spark_consumers.verify.as_of import verify_as_of
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
@@ -27,6 +40,7 @@ from tests.spark_consumers.test_failures import LOST
 ONE = SourceTable("one", {"id": ("int4", -1), "v": ("text", -1)})
 TWO = SourceTable("two", {"id": ("int4", -1), "v": ("text", -1)}, schema="other")
 THREE = SourceTable("three", {"id": ("int4", -1)})
+WIDER = SourceTable("three", {"id": ("int4", -1), "v": ("text", -1)})
 
 
 class Running:
@@ -295,6 +309,65 @@ def test_a_small_topic_that_was_made_again_is_refused(
     with pytest.raises(OperatorNeeded, match=f"deleted and made again.*{name}"):
         pipeline.apply()
     assert [row["id"] for row in pipeline.rows("three")] == [1]
+
+
+def test_other_readers_refuse_a_small_topic_that_was_made_again(pipeline: Pipeline) -> None:
+    """They know its former id from the record of epochs, as `run` does."""
+    spark, settings, prefix = pipeline.spark, pipeline.settings, pipeline.kafka.topic_prefix
+    pipeline.publisher.announce(THREE)
+    insert(pipeline, THREE, 1)
+    pipeline.apply()
+    first = pipeline.publisher.commit_lsn
+    pipeline.publisher.reshape(WIDER)
+    insert(pipeline, WIDER, 2)
+    pipeline.apply()
+    cuts = Cuts(spark, settings, lambda _: True, threading.Event())
+    before = blame(spark, settings, "public.three", ["1"])
+    assert [version.operation for version in before] == ["insert"]
+    make_again(pipeline, schema_topic(prefix))
+    pipeline.publisher.reshape(THREE)
+    refused = f"deleted and made again.*{schema_topic(prefix)}.*UNSET"
+    with pytest.raises(OperatorNeeded, match=refused):
+        blame(spark, settings, "public.three", ["1"])
+    with pytest.raises(OperatorNeeded, match=refused):
+        verify_as_of(spark, settings, first)
+    with pytest.raises(OperatorNeeded, match=refused):
+        restore(spark, settings, first, "host=127.0.0.1 port=1 dbname=none")
+    # An audit asks for divergences once Kafka has all that commits before the source's snapshot.
+    record = ProgressRecord(
+        slot="slotbridge",
+        system_identifier="1",
+        timeline=1,
+        commit_lsn=first,
+        end_lsn=first + 10_000,
+        seq=0,
+        ts_ms=0,
+    )
+    servers: dict[str, str | int | float | bool]
+    servers = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
+    topic = progress_topic(prefix)
+    admin = AdminClient(servers)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    producer = Producer(servers)
+    producer.produce(topic, record.model_dump_json(), record.slot)
+    assert producer.flush(30) == 0
+
+    def shown() -> bool:
+        with contextlib.suppress(Retryable):
+            return cuts.progress() == record
+        return False
+
+    eventually(shown, what="the progress is there")
+    make_again(pipeline, divergence_topic(prefix))
+    with (
+        contextlib.closing(cuts),
+        pytest.raises(OperatorNeeded, match=f"made again.*{divergence_topic(prefix)}.*UNSET"),
+    ):
+        cuts.epoch_before(first + 5_000, 1)
+    unset = "UNSET TBLPROPERTIES ('slotbridge.small_topic_ids')"
+    spark.sql(f"ALTER TABLE {pipeline.identifier('_epochs')} {unset}")
+    (compared,) = verify_as_of(spark, settings, first)
+    assert compared.not_judged.endswith(f"{schema_topic(prefix)} does not tell its columns then")
 
 
 def test_a_transaction_topic_whose_id_is_not_known_is_told_as_not_judged(
