@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 import structlog
+from botocore.awsrequest import AWSResponse
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField
 
-from schemas.errors import ExitCode
+from schemas.errors import ExitCode, Retryable
 from schemas.large_values import ClaimCheckSettings, Reference, reference_of, truncation_of
 from schemas.recovery import RecoveryRecord
 from services.bridge import failpoints
@@ -541,3 +542,54 @@ def test_an_empty_bucket_that_denies_its_id_is_refused(
         assert not bucket.has_objects(), "the next start judges the same"
         assert judge_storage(bucket, "", first=False, accepted="") is None
         assert judge_storage(bucket, None, first=False, accepted="") is None, "it has an id now"
+
+
+def answering(bucket: Bucket, answer: Callable[[bool], str]) -> Bucket:
+    """A bucket whose PUTs end with the error of this code, if any; they may have a condition."""
+
+    def put(params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]] | None:
+        code = answer("If-None-Match" in params["headers"])
+        if not code:
+            return None
+        status = {"ConditionalRequestConflict": 409, "NotImplemented": 501}[code]
+        metadata = {"HTTPStatusCode": status}
+        parsed = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": metadata}
+        return AWSResponse("", status, {}, None), parsed
+
+    bucket._client.meta.events.register("before-call.s3.PutObject", put)
+    return bucket
+
+
+def test_of_two_bridges_that_store_an_id_at_once_none_replaces_the_others(
+    storage: ObjectStorage, topic_prefix: str
+) -> None:
+    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
+    first, second = str(uuid.uuid4()), str(uuid.uuid4())
+    with contextlib.closing(Bucket(settings)) as one, contextlib.closing(Bucket(settings)) as other:
+        calls: list[bool] = []
+
+        def busy(condition: bool) -> str:
+            """S3 is at the first bridge's id, and has it before the second bridge's next PUT."""
+            calls.append(condition)
+            if len(calls) == 2:
+                one.claim(first)
+            return "ConditionalRequestConflict" if len(calls) == 1 else ""
+
+        answering(other, busy).claim(second)
+        assert other.identify() == first and calls == [True, True]
+
+
+def test_a_bucket_without_conditions_gets_an_id_and_one_in_conflict_none(
+    storage: ObjectStorage, topic_prefix: str
+) -> None:
+    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
+    id_ = str(uuid.uuid4())
+    with contextlib.closing(Bucket(settings)) as bucket:
+        answering(bucket, lambda _: "ConditionalRequestConflict")
+        with pytest.raises(Retryable) as raised:
+            bucket.claim(id_)
+        assert raised.value.exit_code == ExitCode.STORAGE_UNREACHABLE
+        assert bucket.identify() is None
+    with contextlib.closing(Bucket(settings)) as bucket:
+        answering(bucket, lambda condition: "NotImplemented" if condition else "").claim(id_)
+        assert bucket.identify() == id_

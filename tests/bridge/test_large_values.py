@@ -1,5 +1,6 @@
 """Large values without servers: what events have instead, and how they wait for a storage."""
 
+import errno
 import hashlib
 import json
 import os
@@ -517,3 +518,25 @@ def test_a_folder_that_changes_beneath_its_path_takes_nothing(tmp_path: Path) ->
     away.rename(there)
     folder.put(sha256(b"2"), b"2")
     assert {path.name for path in there.iterdir()} == {MARKER, sha256(b"1"), sha256(b"2")}
+
+
+def test_of_two_bridges_on_a_folder_without_hard_links_none_replaces_the_others_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path.as_uri())
+
+    def link(*_: Any, **__: Any) -> None:
+        if not other_claims:
+            other_claims.append(1)
+            Folder(tmp_path.as_uri()).claim(OTHER)
+        raise OSError(errno.EPERM, "no hard links here")
+
+    other_claims: list[int] = []
+    monkeypatch.setattr(os, "link", link)
+    folder.claim(ID)
+    assert folder.identify() == OTHER
+    assert [path.name for path in tmp_path.iterdir()] == [MARKER]
+    (tmp_path / MARKER).write_bytes(b"")  # the other has only taken the name
+    folder.claim(ID)
+    with pytest.raises(Retryable, match="another bridge"):
+        folder.identify()

@@ -12,6 +12,7 @@ The id tells a storage from an empty or foreign one under the same URI (`storage
 """
 
 import base64
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -37,8 +38,11 @@ _DENIED: Final = (401, 403)
 _PASSING: Final = (408, 409, 425, 429)
 _SERVER_ERROR: Final = 500
 _NOT_FOUND: Final = 404
-_CLAIMED: Final = ("PreconditionFailed", "ConditionalRequestConflict")
-"""Codes of an object that is there already, or is being stored."""
+_THERE: Final = "PreconditionFailed"
+_CONFLICT: Final = "ConditionalRequestConflict"
+_NO_CONDITIONS: Final = "NotImplemented"
+_CONFLICT_PAUSES_S: Final = (0.1, 0.2, 0.4)
+"""Seconds before a PUT on a condition is tried again while another bridge's is under way."""
 
 
 def object_storage(settings: ClaimCheckSettings) -> ObjectStorage:
@@ -73,12 +77,22 @@ class Bucket:
         return None
 
     def claim(self, id_: str) -> None:
-        """Store the marker on the condition that there is none, if the service knows conditions."""
+        """Store the marker on the condition that there is none, if the service knows conditions.
+
+        Raise Retryable where another bridge's marker is being stored all the while. On a service
+        without conditions, the later one of two bridges may replace the id of the earlier one.
+        """
         key, content = self._prefix + MARKER, f"{id_}\n".encode()
-        with self._asked(*_CLAIMED, "NotImplemented"):
-            self._put(key, content, IfNoneMatch="*")
-            return
-        if self.identify() is None:
+        for pause_s in _CONFLICT_PAUSES_S:
+            with self._asked(_THERE, _CONFLICT, _NO_CONDITIONS) as passed:
+                self._put(key, content, IfNoneMatch="*")
+            if passed != [_CONFLICT]:
+                break
+            time.sleep(pause_s)
+        else:
+            with self._asked(_THERE):
+                self._put(key, content, IfNoneMatch="*")
+        if passed == [_NO_CONDITIONS] and self.identify() is None:
             with self._asked():
                 self._put(key, content)
 
@@ -118,15 +132,21 @@ class Bucket:
         self._client.put_object(Bucket=self._bucket, Key=key, Body=data, **more)
 
     @contextmanager
-    def _asked(self, *passed: str) -> Iterator[None]:
-        """Translate the errors of a request; the codes `passed` end the block without one."""
+    def _asked(self, *passed: str) -> Iterator[list[str]]:
+        """Translate the errors of a request; the codes `passed` end the block without one.
+
+        Yield a list, which then has the code that was passed, if any.
+        """
         from botocore.exceptions import BotoCoreError, ClientError
 
+        answers: list[str] = []
         try:
-            yield
+            yield answers
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") not in passed:
+            code = error.response.get("Error", {}).get("Code")
+            if code not in passed:
                 raise self._refused(error) from error
+            answers.append(code)
         except (BotoCoreError, OSError) as error:
             raise self._failed(error) from error
 

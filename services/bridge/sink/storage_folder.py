@@ -74,14 +74,8 @@ class Folder:
         with self._opened(compare=False) as folder:
             content = f"{id_}\n".encode()
             made = self._write(folder, sha256(content), content, _MARKER_MODE)
-            try:
-                os.link(made, MARKER, src_dir_fd=folder, dst_dir_fd=folder)
-            except FileExistsError:
-                pass
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                os.rename(made, MARKER, src_dir_fd=folder, dst_dir_fd=folder)
+            with suppress(FileExistsError):
+                _name_marker(folder, made)
             with suppress(OSError):
                 os.unlink(made, dir_fd=folder)
             os.fsync(folder)
@@ -209,3 +203,23 @@ class Folder:
             hint=hint,
             exit_code=code,
         )
+
+
+def _name_marker(folder: int, made: str) -> None:
+    """Make a whole file the marker. Raise FileExistsError where the folder has one.
+
+    Without hard links, an empty file takes the name first, which only one bridge can make.
+    """
+    try:
+        os.link(made, MARKER, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        os.close(os.open(MARKER, flags, _MARKER_MODE, dir_fd=folder))
+        try:
+            os.rename(made, MARKER, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(MARKER, dir_fd=folder)
+            raise

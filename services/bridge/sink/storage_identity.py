@@ -142,7 +142,17 @@ def _claimed(storage: ObjectStorage) -> str | None:
 
 
 def id_of(uri: str, content: bytes) -> str:
-    """Return the id that a marker has. Raise SetupError for another content."""
+    """Return the id that a marker has. Raise Retryable without content, SetupError for another."""
+    if not content:  # a folder without hard links, between two steps of a bridge
+        raise Retryable(
+            "the object that tells which storage this is has no content: another bridge is at it, "
+            "or was killed there",
+            operation=OPERATION,
+            subject=uri,
+            hint="nothing to do while another bridge starts; if none does, remove the object, or "
+            "put it back as it was",
+            exit_code=ExitCode.STORAGE_UNREACHABLE,
+        )
     found = content.decode("ascii", "replace").strip()
     if _ID.fullmatch(found):
         return found
