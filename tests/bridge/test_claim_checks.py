@@ -329,6 +329,7 @@ def test_what_an_operator_must_mend_ends_in_an_exit_code(
     with object_storage(tmp_path / "moto.log", INITIAL_NO_AUTH_ACTION_COUNT="1") as strict:
         denied = run(endpoint_url=strict.endpoint)
         assert denied.exit_code() == ExitCode.PRIVILEGE_MISSING, denied.output
+        assert topic_prefix not in "".join(denied.topics()), "told before it waits for another one"
     assert "claim_check.secret_access_key" in denied.output and SECRET not in denied.output
     absent = run(uri="s3://nowhere/x")
     assert absent.exit_code() == ExitCode.SERVER_SETTING, absent.output

@@ -34,6 +34,7 @@ from services.bridge.events.transaction_texts import Counter
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import UNCHANGED, Relation, RelationColumn
 from services.bridge.progress.errors import OtherStorage
+from services.bridge.sink import claim_checks
 from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
 from services.bridge.sink.storage_folder import Folder, MountedAnew
 from services.bridge.sink.storage_identity import MARKER, judge_storage, unreachable
@@ -471,14 +472,14 @@ def test_which_storage_a_start_accepts(
     assert folder.identify() == found, "the first id stays"
 
 
+def denied(*_: object) -> None:
+    raise SetupError("denied", exit_code=ExitCode.PRIVILEGE_MISSING)
+
+
 def test_a_role_that_may_not_read_the_id_is_told_that_nothing_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with s3:PutObject alone, at a first start and at later ones; never past a noted id."""
-
-    def denied(*_: object) -> None:
-        raise SetupError("denied", exit_code=ExitCode.PRIVILEGE_MISSING)
-
     store = Stored()
     monkeypatch.setattr(store, "identify", denied)
     monkeypatch.setattr(store, "has_objects", lambda: None)
@@ -490,6 +491,42 @@ def test_a_role_that_may_not_read_the_id_is_told_that_nothing_is_judged(
         assert "s3:GetObject" in logs[-1]["hint"]
     with pytest.raises(SetupError):
         judge_storage(store, ID, first=False, accepted=ID)
+
+
+def test_a_bridge_that_waits_for_another_one_is_told_of_wrong_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looks twice a second, and stores and tells something only where the answer changes."""
+    monkeypatch.setattr(claim_checks, "_LOOKED", {})
+    store, marker = Stored(), sha256(b"")
+    store.id = None
+
+    def look() -> list[str]:
+        with capture_logs() as logs:
+            ClaimChecks(SETTINGS, store).look()
+        return [log["event"].partition(":")[0] for log in logs]
+
+    not_judged = ["not judged before the slot is taken"]
+    assert (look(), look(), store.objects) == (not_judged, [], {}), "it may not be mounted yet"
+    store.id = ID
+    assert (look(), store.objects.pop(marker)) == ([], b"")
+    assert (look(), store.objects) == ([], {})
+    with monkeypatch.context() as role:  # without s3:ListBucket, and the id is not there
+        role.setattr(store, "identify", denied)
+        assert (look(), store.objects.pop(marker)) == (not_judged, b"")
+        assert (look(), store.objects) == ([], {})
+    look()
+    with monkeypatch.context() as revoked:
+        revoked.setattr(store, "identify", denied)
+        revoked.setattr(store, "put", denied)
+        for _ in range(2):
+            with pytest.raises(SetupError):
+                look()
+    assert look() == []
+    store.error = SetupError("read-only", exit_code=ExitCode.PRIVILEGE_MISSING)
+    claim_checks._LOOKED.clear()
+    with pytest.raises(SetupError):
+        look()
 
 
 def test_a_folder_that_changes_beneath_its_path_takes_nothing(tmp_path: Path) -> None:

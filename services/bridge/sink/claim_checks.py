@@ -27,7 +27,7 @@ from services.bridge import metrics
 from services.bridge.failpoints import reach
 from services.bridge.sink.object_storage import object_storage
 from services.bridge.sink.storage_folder import MountedAnew
-from services.bridge.sink.storage_identity import OPERATION, ObjectStorage, judge_storage
+from services.bridge.sink.storage_identity import MARKER, OPERATION, ObjectStorage, judge_storage
 
 logger = structlog.get_logger(__name__)
 _PAUSE_S: Final = 0.5
@@ -37,6 +37,8 @@ _KNOWN_S: Final = 600.0
 _KNOWN_MAX: Final = 10_000
 _REFRESH_S: Final = 3600.0
 """How old the marker of the storage gets while a session runs."""
+_LOOKED: Final[dict[str, str]] = {}
+"""The URI of a marker -> what this process knew of it after its last look."""
 
 
 class ClaimChecks:
@@ -66,12 +68,32 @@ class ClaimChecks:
         self._checked = self._refresh_due = 0.0
 
     def look(self) -> None:
-        """Ask the storage for its id, to see that it answers. Raise SlotbridgeError."""
+        """See that the storage answers and takes an object, before the slot is taken.
+
+        A bridge that waits for another one looks twice a second. So it stores and tells something
+        only where the answer is another than at its last look. It stores nothing where the storage
+        has no id, as a folder that is not mounted. Raise SlotbridgeError.
+        """
+        reason = "it has no id yet; nor was it tried whether it takes an object"
         try:
-            self._storage.identify()
+            seen = "id" if self._storage.identify() else "no id"
         except SlotbridgeError as error:
-            if error.exit_code is not ExitCode.PRIVILEGE_MISSING:  # `judge_storage` tells
+            if error.exit_code is not ExitCode.PRIVILEGE_MISSING:
                 raise
+            seen, reason = "denied", error.message  # of a missing id, too, without s3:ListBucket
+        marker = self._storage.uri(MARKER)
+        if _LOOKED.get(marker) == seen:
+            return
+        if seen != "no id":
+            self._storage.put(sha256(b""), b"")
+        if seen != "id":
+            logger.warning(
+                "not judged before the slot is taken: whether this is the object storage of "
+                "earlier large values",
+                marker=marker,
+                reason=reason,
+            )
+        _LOOKED[marker] = seen
 
     def confirm(self, noted: str | None, *, first: bool) -> str | None:
         """Return the id of the storage, to be noted, if it is the one that is `noted` in Kafka.
