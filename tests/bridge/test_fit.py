@@ -15,6 +15,7 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.shaping import ShapingSettings
 from services.bridge.command import app
 from services.bridge.events.leaf_identities import hidden_by, hiding, leaf_identities
+from services.bridge.events.sent_relations import SentRelations
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import (
     Delete,
@@ -44,6 +45,15 @@ def relation(identity: str = "f", keys: tuple[str, ...] = NAMES) -> Relation:
 
 def partition(name: str, identity: str, *columns: str) -> Partition:
     return Partition(8, "public", name, identity, frozenset(columns))
+
+
+def sent(*relations: Relation) -> SentRelations:
+    """Return relations as described, each alone, before a change of it."""
+    found = SentRelations()
+    for one in relations:
+        found.take(one)
+        found.settle([one.oid])
+    return found
 
 
 def errors(
@@ -131,8 +141,7 @@ def test_a_partition_is_partial_by_the_catalog_or_by_the_stream(
 ) -> None:
     """Its identity may have been another when the change was made that is now decoded."""
     below = [partition("t1", "f" if whole else "i", *(NAMES if whole else now))]
-    sent = {8: relation("i", tuple(then))}
-    found = leaf_identities(relation(), below, sent)
+    found = leaf_identities(relation(), below, sent(replace(relation("i", tuple(then)), oid=8)))
     numbers = [{NAMES.index(name) for name in names} for names in (now, then)]
     expected = numbers[1:] if whole else numbers
     assert {leaf.told for leaf in found} == {frozenset(one) for one in expected if one}
@@ -149,17 +158,41 @@ def test_the_stream_says_what_a_partition_tells_and_the_catalog_of_others(root: 
         Partition(10, "public", "t3", "f", frozenset(NAMES), as_root),
         Partition(11, "public", "t4", "n", frozenset(), other),
     ]
-    assert [leaf.columns for leaf in leaf_identities(table, catalog, {})] == [("note",)]
-    described = leaf_identities(table, catalog, {8: relation("d", ("id",))})
+    assert [leaf.columns for leaf in leaf_identities(table, catalog, sent())] == [("note",)]
+    described = leaf_identities(table, catalog, sent(replace(relation("d", ("id",)), oid=8)))
     assert [(leaf.columns, leaf.told) for leaf in described] == [(("id",), frozenset({0}))]
-    assert leaf_identities(table, catalog, {8: relation("f"), 10: relation("f")}) == ()
+    whole = sent(*(replace(relation("f"), oid=oid) for oid in (8, 10)))
+    assert leaf_identities(table, catalog, whole) == ()
+
+
+def test_the_stream_tells_partitions_without_the_catalog() -> None:
+    """The root is described, then the partition, then a change of the root alone comes."""
+    root = relation("i", ("id", "tenant"))
+    leaf, other = replace(relation("d", ("id",)), oid=8), replace(relation("d", ("id",)), oid=9)
+    found = SentRelations()
+    for one in (root, leaf, root, other):  # as a prepared transaction keeps them
+        found.take(one)
+    found.settle([root.oid])
+    assert {*found.partitions(root.oid)} == {leaf, other}
+    assert [one.told for one in leaf_identities(root, (), found)] == [{0}]
+    found.take(replace(leaf, replica_identity="f"))  # detached, and published as itself
+    found.settle([leaf.oid])
+    assert {*found.partitions(root.oid)} == {other}
+    found.take(root)
+    found.take(leaf)
+    found.settle([root.oid, leaf.oid])  # a TRUNCATE of both
+    found.take(root)
+    found.settle()  # the transaction ended
+    found.take(other)
+    assert not [*found.partitions(root.oid)]
 
 
 def test_a_change_is_hidden_where_it_may_be_of_a_partition_that_does_not_tell() -> None:
     table = relation("d", ("id", "tenant"))
-    sent = {8: relation("d", ("id",)), 9: relation("d", ("tenant", "id"))}
+    first, second = relation("d", ("id",)), relation("d", ("tenant", "id"))
     catalog = [partition("t1", "d"), replace(partition("t2", "d"), oid=9)]
-    leaves = leaf_identities(table, catalog, sent)
+    found = sent(replace(first, oid=8), replace(second, oid=9))
+    leaves = leaf_identities(table, catalog, found)
     assert hiding(leaves, {0}) == hiding(leaves, ()) == ()
     narrow = hiding(leaves, {0, 1})
     assert [leaf.columns for leaf in narrow] == [("id",)]
@@ -316,3 +349,44 @@ def test_a_change_that_a_partition_hides_is_refused(
     named = ("partition public.t2", "DEFAULT (id)", "ALTER TABLE public.t2")
     _stopped(bridge, code, f"the old row's {what}", *named)
     assert sorted(event["op"] for event in bridge.events("t")) == ["c", "c", "c", "u"]
+
+
+def _partly_hidden(connection: psycopg.Connection[Any]) -> None:
+    """Create t, whose identity is an index with the column of the filter; t1 has it, too."""
+    for statement in (
+        "CREATE TABLE t (id int PRIMARY KEY, tenant text NOT NULL, note text)"
+        " PARTITION BY RANGE (id)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
+        "CREATE UNIQUE INDEX told ON t (id, tenant)",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX told",
+        "ALTER TABLE t1 REPLICA IDENTITY USING INDEX t1_id_tenant_idx",
+        "CREATE PUBLICATION root FOR TABLE t WITH (publish_via_partition_root)",
+    ):
+        connection.execute(statement)
+
+
+FILTERED: dict[str, Any] = {
+    "filters": {"public.t": "tenant == 'a'"},
+    "keys": {"public.t": ["id"]},
+}
+
+
+def test_a_partition_that_is_detached_after_a_refusal_is_refused_again(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """The catalog does not know it as a partition any more; the stream describes it as one."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        _partly_hidden(connection)
+        bridge = new_bridge(conninfo, shaping=FILTERED, publication="root").start().streaming()
+        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
+        connection.execute("INSERT INTO t VALUES (101, 'a', 'x')")
+        bridge.caught_up()
+        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+        named = ("partition public.t2", "DEFAULT (id)")
+        _stopped(bridge, ExitCode.RECORD_REFUSED, *named)
+        connection.execute("ALTER TABLE t DETACH PARTITION t2")
+        _stopped(bridge.start(), ExitCode.RECORD_REFUSED, *named, "detached or dropped")
+        connection.execute("DROP TABLE t2")
+        _stopped(bridge.start(), ExitCode.RECORD_REFUSED, *named)
+    assert [event["op"] for event in bridge.events("t")] == ["c"]

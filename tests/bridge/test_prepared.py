@@ -320,7 +320,7 @@ def test_a_description_in_a_prepared_block_counts_at_once(pipeline: Pipeline) ->
     """The server takes it for told: changes outside of the block come without it."""
     for message in (BeginPrepare(*END), TABLES[0]):
         pipeline.take(encode(message), 1, NOW_US)
-    assert pipeline._assembler._envelope.sent == {TABLES[0].oid: TABLES[0]}
+    assert pipeline._assembler.sent.relations == {TABLES[0].oid: TABLES[0]}
 
 
 def test_a_gid_staged_twice_stops_the_bridge(pipeline: Pipeline) -> None:

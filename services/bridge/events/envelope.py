@@ -36,6 +36,7 @@ from services.bridge.events.fields import Fields
 from services.bridge.events.leaf_identities import leaf_identities
 from services.bridge.events.row_encoders import Write
 from services.bridge.events.rows import Table
+from services.bridge.events.sent_relations import SentRelations
 from services.bridge.events.shaping.outbox import Headers, OutboxMessages, OutboxTable
 from services.bridge.events.transaction_texts import Counter, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
@@ -90,8 +91,7 @@ class Envelope:
         self._tombstones = tombstones
         self._metadata = transaction_metadata
         self._tables: dict[int, tuple[Relation, Table]] = {}
-        self.sent: dict[int, Relation] = {}
-        """Relations, also partitions published as their root, as the stream has described them."""
+        self.sent = SentRelations()
         self._counters: dict[str, Counter] = {}
         self._touched: list[Counter] = []
         self._messages = 0

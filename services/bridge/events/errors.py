@@ -178,6 +178,7 @@ def _altered(leaves: Sequence[LeafIdentity]) -> str:
     altered = "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names)
     return (
         f"{altered}, or the identity of the root, for later changes; to go on after those that "
-        "were made before, leave the table out (shaping.exclude), and once it is back make its "
-        "topic right: `slotbridge recover --force`"
+        "were made before, also where the partition is detached or dropped since, leave the table "
+        "out (shaping.exclude), and once it is back make its topic right: `slotbridge recover "
+        "--force`"
     )

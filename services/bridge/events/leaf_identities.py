@@ -3,12 +3,14 @@
 pgoutput describes the root, and beside it the partition that a change is of; the change itself
 names the root alone. Its old row comes by the replica identity of the partition, which does not
 inherit its root's. A partition counts by what the stream has said of it, as that was so at the
-change; one that the stream has not described, by the catalog, if it differs from its root there.
+change, also where the catalog does not have it any more; one that the stream has not described,
+by the catalog, if it differs from its root there.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
+from services.bridge.events.sent_relations import SentRelations
 from services.bridge.pgoutput.messages import Delete, Insert, Relation, Update
 from services.postgres.partitions import Partition
 
@@ -32,23 +34,26 @@ class LeafIdentity(NamedTuple):
 
 
 def leaf_identities(
-    relation: Relation, partitions: Iterable[Partition], sent: Mapping[int, Relation]
+    relation: Relation, partitions: Iterable[Partition], sent: SentRelations
 ) -> tuple[LeafIdentity, ...]:
     """Return the replica identities of partitions that tell no whole old rows, ordered by name.
 
-    `relation`: their root. `partitions`: as the catalog has them now; `sent`: relations as the
-    stream has described them, by oid. Under a root with REPLICA IDENTITY FULL the catalog counts
-    also for a partition that the stream has described.
+    `relation`: their root. `partitions`: as the catalog has them now; `sent`: what the stream has
+    described. Under a root with REPLICA IDENTITY FULL the catalog counts also for a partition that
+    the stream has described.
     """
     found = set()
+    described = {one.oid: one for one in sent.partitions(relation.oid)}
     full = relation.replica_identity == "f"
     for partition in partitions:
-        then = sent.get(partition.oid)
+        then = sent.relations.get(partition.oid)
         if full or (then is None and partition.lacks):
             found.add((partition.full_name, partition.replica_identity, partition.identity))
         if then is not None:
-            columns = frozenset(column.name for column in then.columns if column.key)
-            found.add((f"{then.schema}.{then.table}", then.replica_identity, columns))
+            described[then.oid] = then
+    for then in described.values():
+        columns = frozenset(column.name for column in then.columns if column.key)
+        found.add((f"{then.schema}.{then.table}", then.replica_identity, columns))
     indexes = {column.name: index for index, column in enumerate(relation.columns)}
     return tuple(
         sorted(

@@ -22,6 +22,7 @@ from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope, Writer
 from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
+from services.bridge.events.sent_relations import SentRelations
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.errors import misplaced
 from services.bridge.pgoutput.messages import (
@@ -107,6 +108,11 @@ class Assembler:
     def inside(self) -> bool:
         """Whether a transaction is open: nothing after `last` may be confirmed."""
         return self._begin is not None
+
+    @property
+    def sent(self) -> SentRelations:
+        """The server's descriptions of relations, those in kept transactions too."""
+        return self._envelope.sent
 
     @property
     def position(self) -> Position:
@@ -215,14 +221,10 @@ class Assembler:
         if isinstance(message, Message):
             return self._message(message, lsn, now_us)
         if isinstance(message, Relation):
-            self.describe(message)
+            self.sent.take(message)
         elif not isinstance(message, (Type, Origin)):
             raise misplaced(f"{type(message).__name__}, which was not asked for,", lsn)
         return None
-
-    def describe(self, relation: Relation) -> None:
-        """Take the server's description of a relation, which counts for changes from then on."""
-        self._envelope.sent[relation.oid] = relation
 
     def advance(self, lsn: int) -> EventBatch | None:
         """Move the position to `lsn`: a keepalive said that nothing before it is left to send.
@@ -250,6 +252,7 @@ class Assembler:
         if self._begin is not None:
             raise misplaced("a Begin inside a transaction", lsn)
         self._begin = begin
+        self.sent.settle()
         self._seq = 0
         self._skip_below = 0
         counts = None
@@ -268,6 +271,8 @@ class Assembler:
     def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> EventBatch | None:
         if self._begin is None:
             raise misplaced("a change outside a transaction", lsn)
+        relations = change.relations if isinstance(change, Truncate) else (change.relation,)
+        self.sent.settle([relation.oid for relation in relations])
         number = self._seq
         self._seq += numbers(change)
         if number < self._skip_below:
@@ -276,8 +281,8 @@ class Assembler:
         try:
             events = self._encoded(change, lsn, number)
         except ValueError as error:
-            relation = change.relations[0] if isinstance(change, Truncate) else change.relation
-            raise not_encoded(error, f"{relation.schema}.{relation.table}", lsn) from error
+            table = f"{relations[0].schema}.{relations[0].table}"
+            raise not_encoded(error, table, lsn) from error
         if shapes := self._envelope.take_shapes():
             self._events += shapes
             self._bytes += size_of(shapes)

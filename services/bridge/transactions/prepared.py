@@ -86,9 +86,10 @@ class Prepared:
             message = self._decoder.decode(payload, lsn)
             if isinstance(message, Relation):
                 self._told.discard(message.oid)
-                self._assembler.describe(message)
+                self._assembler.sent.take(message)
         elif kind in _CHANGES:
             xid = self._begin.xid
+            self._assembler.sent.settle(_oids(payload, lsn))
             for description in self._lacking(payload, lsn):
                 self._spool.append(xid, Frame(xid, lsn, description))
             self._spool.append(xid, Frame(xid, lsn, payload))
