@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField
 
 from schemas.errors import ExitCode, Retryable
-from schemas.large_values import ClaimCheckSettings, Reference, reference_of, truncation_of
+from schemas.large_values import ClaimCheckSettings, Reference, reference_of, sha256, truncation_of
 from schemas.recovery import RecoveryRecord
 from services.bridge import failpoints
 from services.bridge.progress.errors import OtherStorage
@@ -487,6 +487,12 @@ def test_what_a_bucket_tells_of_itself(storage: ObjectStorage, topic_prefix: str
     settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
     with contextlib.closing(Bucket(settings)) as bucket:
         assert (bucket.identify(), bucket.has_objects()) == (None, False)
+        bucket.put(sha256(b""), b"")
+        for name in ("notes", f"elsewhere/{sha256(b'1')}"):
+            storage.put(f"{topic_prefix}/{name}", b"1")
+        assert bucket.has_objects() is False, "nothing is a large value"
+        bucket.put(sha256(b"1"), b"1")
+        assert bucket.has_objects() is True
         first, second = str(uuid.uuid4()), str(uuid.uuid4())
         for one in (first, second):
             bucket.claim(one)

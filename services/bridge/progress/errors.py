@@ -53,7 +53,7 @@ class OtherStorage(OperatorNeeded):
     """The object storage is not the one with the large values to which events refer.
 
     `marker`: the URI of the object that tells its id; `noted`: the id in Kafka's record, or UNKNOWN
-    where that is of an older release; `found`: the storage's own id, None without one.
+    where none is noted; `found`: the storage's own id, None without one.
     """
 
     UNKNOWN: Final = "unknown"
@@ -63,16 +63,21 @@ class OtherStorage(OperatorNeeded):
         other = f"Kafka's progress record notes {noted}"
         gone = "is gone for good, or was copied without this object"
         if noted == self.UNKNOWN:
-            told, other = "it is empty", "Kafka's progress record, of an older release, notes no id"
-            gone = "never had any, or is gone for good"
+            told = "it has neither an id nor a large value"
+            other = (
+                "no progress record in Kafka notes an id (an older release began this topic "
+                "prefix, or the bridge could not read the id, or the record is lost)"
+            )
+            gone = "is gone for good, or there never was one"
         super().__init__(
             "this is not known to be the object storage with the large values to which events "
             f"refer: {told}, and {other}",
             operation=COMPARE,
             subject=marker,
             hint="mount the share again, or name the storage in claim_check.uri; if that storage "
-            f"{gone}: start with SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={noted} "
-            "(docs/LARGE_VALUES.md)",
+            f"{gone}, or if events are to refer to a new claim_check.uri from now on (then nothing "
+            "is lost: earlier events find their objects under the former URI): start with "
+            f"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={noted} (docs/LARGE_VALUES.md)",
         )
 
 

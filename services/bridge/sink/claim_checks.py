@@ -27,7 +27,13 @@ from services.bridge import metrics
 from services.bridge.failpoints import reach
 from services.bridge.sink.object_storage import object_storage
 from services.bridge.sink.storage_folder import MountedAnew
-from services.bridge.sink.storage_identity import MARKER, OPERATION, ObjectStorage, judge_storage
+from services.bridge.sink.storage_identity import (
+    MARKER,
+    OPERATION,
+    TEST_OBJECT,
+    ObjectStorage,
+    judge_storage,
+)
 
 logger = structlog.get_logger(__name__)
 _PAUSE_S: Final = 0.5
@@ -85,7 +91,7 @@ class ClaimChecks:
         if _LOOKED.get(marker) == seen:
             return
         if seen != "no id":
-            self._storage.put(sha256(b""), b"")
+            self._storage.put(TEST_OBJECT, b"")
         if seen != "id":
             logger.warning(
                 "not judged before the slot is taken: whether this is the object storage of "
@@ -107,7 +113,7 @@ class ClaimChecks:
             self._storage.refresh()
         self._checked = time.monotonic()
         self._refresh_due = self._checked + _REFRESH_S
-        self._storage.put(sha256(b""), b"")
+        self._storage.put(TEST_OBJECT, b"")
         self._pool.submit(self._storage.remove_partial)
         return found
 

@@ -28,10 +28,13 @@ from services.bridge.sink.storage_identity import (
     OPERATION,
     ObjectStorage,
     id_of,
+    shows_use,
     unreachable,
 )
 
 _BUCKET_CHECK_S: Final = 30.0
+_LISTED: Final = 1_000
+"""Objects of one answer, the most that S3 gives."""
 _CONNECT_S: Final = 5
 _READ_S: Final = 20
 _DENIED: Final = (401, 403)
@@ -97,12 +100,16 @@ class Bucket:
                 self._put(key, content)
 
     def has_objects(self) -> bool | None:
-        """Tell whether the prefix has objects; None without the right to list them."""
+        """Tell whether large values or the marker are among the prefix's first _LISTED objects.
+
+        Return None without the right to list them, or where only more objects could tell.
+        """
         with self._asked("AccessDenied"):
             found = self._client.list_objects_v2(
-                Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1
+                Bucket=self._bucket, Prefix=self._prefix, Delimiter="/", MaxKeys=_LISTED
             )
-            return bool(found.get("KeyCount", len(found.get("Contents", ()))))
+            keys = (item["Key"].removeprefix(self._prefix) for item in found.get("Contents", ()))
+            return any(map(shows_use, keys)) or (None if found.get("IsTruncated") else False)
         return None
 
     def begin(self, id_: str) -> None:

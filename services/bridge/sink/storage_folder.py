@@ -22,13 +22,14 @@ from services.bridge.sink.storage_identity import (
     ID_BYTES_MAX,
     MARKER,
     OPERATION,
+    TEST_OBJECT,
     id_of,
+    shows_use,
     unreachable,
 )
 
 _FILE_MODE: Final = 0o640
 _MARKER_MODE: Final = 0o644
-_OBJECT: Final = re.compile("[0-9a-f]{64}")
 _PARTIAL: Final = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}")
 """Names of files that are not written whole."""
 _STALE_S: Final = 3600
@@ -81,9 +82,9 @@ class Folder:
             os.fsync(folder)
 
     def has_objects(self) -> bool:
-        """Tell whether the folder has a file with the name of an object, or the marker."""
+        """Tell whether the folder has the file of a large value, or the marker."""
         with self._opened(compare=False), os.scandir(self._path) as entries:
-            return any(entry.name == MARKER or _OBJECT.fullmatch(entry.name) for entry in entries)
+            return any(shows_use(entry.name) for entry in entries)
 
     def begin(self, id_: str) -> None:
         """Compare the folder with this id, and with the present device and inode, from now on."""
@@ -171,7 +172,7 @@ class Folder:
     def remove_partial(self) -> None:
         """Remove files that were begun an hour before the newest start, by the folder's clock."""
         with suppress(OSError), os.scandir(self._path) as entries:
-            now = (self._path / sha256(b"")).stat().st_mtime
+            now = (self._path / TEST_OBJECT).stat().st_mtime
             for entry in entries:
                 if self._closed:
                     return

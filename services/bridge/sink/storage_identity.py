@@ -4,7 +4,7 @@
     this id                      the same                     it is that storage
     an id                        another, or none             refused (OtherStorage)
     nothing, and none was used   an id, or none               its id, or a new one, is noted
-    not known (older release)    an id, or objects            its id, or a new one, is noted
+    not known (older release)    an id, or large values       its id, or a new one, is noted
     not known (older release)    what the role may not see    the same, with a warning
     not known (older release)    neither                      refused (OtherStorage)
 
@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import structlog
 
 from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.large_values import sha256
 from services.bridge.progress.errors import OtherStorage
 
 logger = structlog.get_logger(__name__)
@@ -28,6 +29,9 @@ MARKER: Final = ".slotbridge-storage"
 """The object that has the storage's id, a UUID."""
 ID_BYTES_MAX: Final = 100
 """As many bytes of a marker are read."""
+TEST_OBJECT: Final = sha256(b"")
+"""The name of the empty object that each start stores, whose content is not a value of a row."""
+_OBJECT: Final = re.compile("[0-9a-f]{64}")
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -46,7 +50,7 @@ class ObjectStorage(Protocol):
         ...
 
     def has_objects(self) -> bool | None:
-        """Tell whether there is an object, or an id; None where that can't be seen."""
+        """Tell whether there is what `shows_use`; None where that can't be seen."""
         ...
 
     def begin(self, id_: str) -> None:
@@ -102,14 +106,14 @@ def judge_storage(
 
 
 def _require_used(storage: ObjectStorage) -> None:
-    """Raise OtherStorage for an empty storage; warn where the role may not see what it has."""
+    """Raise OtherStorage for a storage without a sign of use; warn where none can be seen."""
     used = storage.has_objects()
     if used is None:
         logger.warning(
             "not judged: whether this object storage has the earlier large values",
             marker=storage.uri(MARKER),
             hint="look for yourself: its id is taken for the right one from now on "
-            "(s3:ListBucket, granted for this start, would have let the bridge look)",
+            "(with s3:ListBucket, the bridge looks at the first 1,000 objects)",
         )
     if used is False:
         raise OtherStorage(storage.uri(MARKER), OtherStorage.UNKNOWN, None)
@@ -139,6 +143,14 @@ def _claimed(storage: ObjectStorage) -> str | None:
         )
     logger.info("this object storage has the large values from now on", id=found)
     return found
+
+
+def shows_use(name: str) -> bool:
+    """Tell whether an object of this name is a large value, or the marker.
+
+    The empty object is not enough: older releases stored it where nothing was mounted, too.
+    """
+    return name == MARKER or (name != TEST_OBJECT and _OBJECT.fullmatch(name) is not None)
 
 
 def id_of(uri: str, content: bytes) -> str:
