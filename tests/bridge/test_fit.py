@@ -390,3 +390,27 @@ def test_a_partition_that_is_detached_after_a_refusal_is_refused_again(
         connection.execute("DROP TABLE t2")
         _stopped(bridge.start(), ExitCode.RECORD_REFUSED, *named)
     assert [event["op"] for event in bridge.events("t")] == ["c"]
+
+
+def test_a_hidden_change_that_was_prepared_is_refused_after_a_restart(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Kafka has it with the partition's identity as it was; the catalog has the later one."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        _partly_hidden(connection)
+        settings = {"shaping": FILTERED, "publication": "root", "two_phase": True}
+        bridge = new_bridge(conninfo, **settings).start().streaming()
+        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
+        connection.execute("INSERT INTO t VALUES (101, 'a', 'x')")
+        bridge.caught_up()
+        connection.execute("BEGIN")
+        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+        connection.execute("PREPARE TRANSACTION 'hidden'")
+        connection.execute("INSERT INTO t VALUES (3, 'a', 'x')")
+        bridge.caught_up()
+        assert bridge.stop() == ExitCode.OK
+        connection.execute("COMMIT PREPARED 'hidden'")
+        connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
+        _stopped(bridge.start(), ExitCode.RECORD_REFUSED, "partition public.t2", "DEFAULT (id)")
+    assert [event["op"] for event in bridge.events("t")] == ["c", "c"]

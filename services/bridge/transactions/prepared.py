@@ -120,7 +120,11 @@ class Prepared:
                 raise misplaced(type(message).__name__, lsn)
 
     def _lacking(self, payload: bytes, lsn: int) -> Iterator[bytes]:
-        """Yield the descriptions of a change's relations that the block does not have yet."""
+        """Yield the descriptions of a change's relations that the block does not have yet.
+
+        Each that tells less of old rows than the relation as which it is published follows that
+        one's, as the server sends them: the change may be of it, and names the other alone.
+        """
         for oid in _oids(payload, lsn):
             if oid in self._told:
                 continue
@@ -134,6 +138,10 @@ class Prepared:
                 if known is not None:
                     yield known
             yield description
+            for partition in self._assembler.sent.partitions(oid):
+                told = self._decoder.descriptions.get((_RELATION, partition.oid))
+                if told is not None and _tells_less(partition, relation):
+                    yield from (description, told)
 
     def _stage(
         self, prepare: Prepare | StreamPrepare, aborted: frozenset[int], *, streamed: bool
@@ -235,6 +243,13 @@ class _Counted:
 def waiting_place(xid: int) -> int:
     """Return the spool's key of a staged transaction, apart from later changes of the same xid."""
     return -xid
+
+
+def _tells_less(partition: Relation, root: Relation) -> bool:
+    """Tell whether a partition may hide an old value that its root's replica identity tells."""
+    told = {column.name for column in partition.columns if column.key}
+    needed = {column.name for column in root.columns if column.key or root.replica_identity == "n"}
+    return not told >= needed
 
 
 def _same(known: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
