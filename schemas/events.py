@@ -5,6 +5,7 @@
     <prefix>.message           {"prefix": …}           MessageEnvelope (op m)
     <prefix>.transaction       {"id": …}               TransactionEvent, one partition
     <prefix>.schema            SchemaKey               SchemaEvent (.schema_events), compacted
+    <prefix>.table_names       TableName               TableName (.schema_events), compacted
     <prefix>.dead              {commit_lsn, seq}       DeadLetter, one partition
     <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
                                ~settling:…             SettlingNote, or null
@@ -340,6 +341,11 @@ def schema_topic(prefix: str) -> str:
     return f"{prefix}.schema"
 
 
+def table_names_topic(prefix: str) -> str:
+    """Return the compacted topic of the names under which settings hide something of a table."""
+    return f"{prefix}.table_names"
+
+
 def dead_topic(prefix: str) -> str:
     """Return the name of the topic of records that Kafka refused."""
     return f"{prefix}.dead"
@@ -365,6 +371,6 @@ def own_topics(prefix: str) -> frozenset[str]:
     makers = (
         *(progress_topic, prepared_topic, message_topic),
         *(transaction_topic, schema_topic, dead_topic, divergence_topic),
-        *(snapshot_topic, recovery_topic),
+        *(snapshot_topic, recovery_topic, table_names_topic),
     )
     return frozenset(topic_of(prefix) for topic_of in makers)

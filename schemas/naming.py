@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from schemas.errors import SettingsError
 from schemas.events import legal_topic, own_topics
 from schemas.large_values import LargeValueRule, may_be_large
-from schemas.shaping import ColumnSettings, ShapingSettings
+from schemas.shaping import MaskSettings, ShapingSettings
 
 _ANY: Final = "[A-Za-z0-9._-]+"
 
@@ -84,13 +84,29 @@ class Naming:
             for operation in operations
         )
 
+    def mask(self, schema: str, table: str, column: str) -> MaskSettings | None:
+        """Return what replaces a column's values, the first match of the settings."""
+        found = self._mask(schema, table, column)
+        return found and found[1]
+
     def masks(self, schema: str, table: str, column: str) -> bool:
         """Tell whether a mask replaces a column's values."""
-        return any(
-            table_matches(tables, schema, table) and column_matches(columns, column)
+        return self._mask(schema, table, column) is not None
+
+    def masks_by_name(self, schema: str, table: str, column: str) -> bool:
+        """Tell whether the mask of a column is from an entry of just this table, not a pattern."""
+        found = self._mask(schema, table, column)
+        return found is not None and found[0] == f"{schema}.{table}"
+
+    def _mask(self, schema: str, table: str, column: str) -> tuple[str, MaskSettings] | None:
+        found = (
+            (tables, mask)
             for tables, masks in self._shaping.masks.items()
-            for columns in masks
+            if table_matches(tables, schema, table)
+            for columns, mask in masks.items()
+            if column_matches(columns, column)
         )
+        return next(found, None)
 
     def publishes_column(self, schema: str, table: str, column: str) -> bool:
         """Tell whether `columns` lets a column of the table through."""
@@ -115,28 +131,32 @@ class Naming:
             if table_matches(pattern, schema, table)
         )
 
+    def filtered_by_name(self, schema: str, table: str) -> bool:
+        """Tell whether a filter is of just this table, not of a pattern."""
+        return f"{schema}.{table}" in self._shaping.filters
+
     @property
     def hides(self) -> bool:
         """Whether anything of some table is not published, or is masked."""
         found = self._shaping
         of_columns = found.columns or found.masks
-        return bool(found.include or found.exclude or of_columns or found.filters or found.skip)
+        of_rows = found.include or found.exclude or found.filters or found.skip
+        return bool(of_columns or of_rows or (found.outbox and found.outbox.table))
 
-    def reveals(self, section: str, schema: str, table: str) -> bool:
-        """Tell whether a section of the settings names just this table, to hide nothing of it.
+    def hides_of(self, schema: str, table: str) -> bool:
+        """Tell whether something of this table is not published as it is."""
+        by_pattern = self._shaping.columns, self._shaping.masks
+        return (
+            not self.publishes(schema, table)
+            or bool(self.skips(schema, table))
+            or self.filtered(schema, table)
+            or any(table_matches(one, schema, table) for some in by_pattern for one in some)
+        )
 
-        `section`: columns, masks or skip, whose entry is empty then; filters, whose entry is the
-        table's own filter; or include.
-        """
-        name = f"{schema}.{table}"
-        if section == "include":
-            return name in self._shaping.include
-        if section == "filters":
-            return name in self._shaping.filters
-        if section == "columns":
-            return self._shaping.columns.get(name) == ColumnSettings()
-        entries = self._shaping.masks if section == "masks" else self._shaping.skip
-        return name in entries and not entries[name]
+    def may_be_renamed(self, schema: str, table: str) -> bool:
+        """Tell whether the table may have been hidden under another name."""
+        allowed = self._shaping.renames_allowed
+        return any(table_matches(pattern, schema, table) for pattern in allowed)
 
     def computed(self, schema: str, table: str) -> frozenset[str]:
         """Return the table's computed columns, which its source does not have."""

@@ -1,13 +1,10 @@
 """The schema topic's keys and values: the shapes of tables, as pydantic models (schemas.events)."""
 
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from schemas.events import Contract
-
-FORMER_OIDS_MAX: Final = 1000
-"""How many tables that had a name before its schema event tells: it must not grow for ever."""
 
 
 class Column(Contract):
@@ -23,6 +20,18 @@ class Column(Contract):
 class SchemaKey(Contract):
     """The key of a SchemaEvent."""
 
+    schema_: str = Field(alias="schema")
+    table: str
+
+
+class TableName(Contract):
+    """A name that a table has or had; both the key and the value of `<prefix>.table_names`.
+
+    The bridge notes the names under which its settings hide something of a table.
+    """
+
+    oid: int
+    """pg_class.oid."""
     schema_: str = Field(alias="schema")
     table: str
 
@@ -61,13 +70,3 @@ class SchemaEvent(Contract, extra="ignore"):
     publication: str = ""
     left_out: list[str] = Field([])
     """Hashes of the names of columns that settings leave out."""
-    former_oids: list[int] = Field([])
-    """pg_class.oid of other tables that had this name before, the last of them last."""
-
-    def after_that(self, before: "SchemaEvent | None") -> "SchemaEvent":
-        """Return this event with the `former_oids` that follow from the one before of its name."""
-        if before is None:
-            return self
-        oids = dict.fromkeys((*before.former_oids, before.oid, *self.former_oids))
-        oids.pop(self.oid, None)
-        return self.model_copy(update={"former_oids": [*oids][-FORMER_OIDS_MAX:]})

@@ -226,6 +226,8 @@ class ShapingSettings(_Part):
     """Rows that are published: a CEL expression over a row's columns, true for those."""
     computed: dict[TablePattern, dict[ColumnName, Expression]] = {}
     """Columns published beside the table's own: name -> CEL expression over its columns."""
+    renames_allowed: tuple[TablePattern, ...] = ()
+    """Names that a table may get though more of it is hidden under another name of it."""
     skip_unchanged: tuple[TablePattern, ...] = ()
     """Tables with REPLICA IDENTITY FULL whose updates are not published where no published column
     has another value."""

@@ -14,12 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from schemas.events import (
-    PreparedRecord,
-    ProgressRecord,
-    prepared_topic,
-    schema_topic,
-)
+from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, schema_topic
 from schemas.lsn import format_lsn
 from schemas.registry import RegistrySettings
 from schemas.snapshot import SnapshotSettings
@@ -49,6 +44,7 @@ from services.bridge.sink.cloud_events import events_of
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.last_keys import last_key
+from services.bridge.sink.table_names import table_names
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.progress import Owner
@@ -317,6 +313,7 @@ class _Opening:
             ),
             owners=owners,
             deposit=None if self._claim_checks is None else self._claim_checks.deposit,
+            table_names=table_names(topics, shaping.naming, self._waiting),
             while_waiting=self._waiting,
         )
         envelope = Envelope(

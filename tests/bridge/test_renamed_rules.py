@@ -1,16 +1,15 @@
 """What settings hide under one name of a table, and whether they do under its others. No server."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.naming import Naming
-from schemas.schema_events import FORMER_OIDS_MAX, SchemaEvent
+from schemas.schema_events import SchemaEvent
 from schemas.shaping import ShapingSettings
-from services.bridge.events.event import Stamp
 from services.bridge.events.renamed_tables import Name, RenamedTables
-from services.bridge.events.schema_events import Shapes
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 
 OID, OTHER_OID, LSN = 20_000, 20_001, 0x16B3750
@@ -24,7 +23,7 @@ def relation(name: Name, oid: int = OID) -> Relation:
     return Relation(oid, *name, "d", columns)
 
 
-def event(name: Name, oid: int, *former: int) -> SchemaEvent:
+def event(name: Name, oid: int) -> SchemaEvent:
     return SchemaEvent(
         schema=name[0],
         table=name[1],
@@ -35,16 +34,18 @@ def event(name: Name, oid: int, *former: int) -> SchemaEvent:
         replica_identity="default",
         before=None,
         after=[],
-        former_oids=[*former],
     )
 
 
 def tables(
-    settings: dict[str, Any], *known: SchemaEvent, catalog: dict[int, Name] | None = None
+    settings: dict[str, Any],
+    *known: SchemaEvent,
+    catalog: dict[int, Name] | None = None,
+    noted: Iterable[tuple[int, Name]] = (),
 ) -> RenamedTables:
     names = {(one.schema_, one.table): one for one in known}
     naming = Naming("bank", ShapingSettings.model_validate(settings))
-    return RenamedTables(naming, names, catalog or {})
+    return RenamedTables(naming, names, catalog or {}, noted)
 
 
 def lost(settings: dict[str, Any], *known: SchemaEvent) -> str:
@@ -83,11 +84,17 @@ def lost(settings: dict[str, Any], *known: SchemaEvent) -> str:
             {"computed": {"*.*": {"low": "email"}}, "masks": {OLD_NAME: {"low": {"text": "-"}}}},
             "shaping.masks (low)",
         ),
+        (
+            {"masks": {OLD_NAME: MASKED, "public.*": {"email": {"truncate": 1000}}}},
+            "shaping.masks (email)",
+        ),
+        ({"outbox": {"table": OLD_NAME, "topic": "{prefix}.out.{type}"}}, "shaping.outbox"),
+        ({"masks": {OLD_NAME: MASKED, NEW_NAME: {}}}, "in shaping.renames_allowed"),
         ({"exclude": [OLD_NAME]}, "under the name public.customers: shaping.exclude"),
         ({"include": ["public.cl*"]}, "name public.clients in shaping.exclude, too"),
         (
             {"columns": {OLD_NAME: {"exclude": ["ssn"]}}, "masks": {OLD_NAME: MASKED}},
-            "shaping.columns: {public.clients: {}}, shaping.masks: {public.clients: {}}",
+            "name public.clients in shaping.columns and shaping.masks, too",
         ),
     ],
 )
@@ -116,11 +123,11 @@ def test_a_rule_of_the_former_name_alone_is_named(settings: dict[str, Any], said
         {"columns": {OLD_NAME: {"exclude": ["ssn"]}}, "exclude": [NEW_NAME]},
         {"columns": {OLD_NAME: {"exclude": ["ssn"]}}, "skip": {NEW_NAME: ["c", "u", "d", "t"]}},
         {
-            "columns": {OLD_NAME: {"exclude": ["ssn"]}, NEW_NAME: {}},
-            "masks": {OLD_NAME: MASKED, NEW_NAME: {}},
+            "columns": {OLD_NAME: {"exclude": ["ssn"]}},
+            "masks": {OLD_NAME: MASKED},
+            "renames_allowed": ["public.cl*"],
         },
-        {"skip": {OLD_NAME: ["d"], NEW_NAME: []}},
-        {"exclude": [OLD_NAME], "include": ["*.*", NEW_NAME]},
+        {"exclude": [OLD_NAME], "renames_allowed": ["public.cl*"]},
         {"masks": {NEW_NAME: MASKED}},
     ],
 )
@@ -145,7 +152,6 @@ def test_another_table_may_take_the_name_and_the_former_one_is_still_known() -> 
     found.require_hidden(relation(OLD, OTHER_OID), LSN)
     with pytest.raises(OperatorNeeded):
         found.require_hidden(relation(NEW), LSN)
-    assert lost(settings, event(OLD, OTHER_OID, OID))
     assert not lost(settings, event(OLD, OTHER_OID))
 
 
@@ -169,23 +175,34 @@ def test_the_name_in_the_catalog_is_one_of_the_table(name: Name) -> None:
     found.require_hidden(relation(name, OTHER_OID), LSN)
 
 
-def test_a_schema_event_tells_which_tables_had_its_name_before() -> None:
-    shapes, stamp = Shapes("bank", {OLD: event(OLD, 1, 7)}), Stamp(0, 1, 0, 0, 0)
-    told = []
-    for oid in (1, 2, 3, 2):
-        made = shapes.change(relation(OLD, oid), stamp, 0)
-        told.append(SchemaEvent.model_validate_json(made.value or b"") if made else None)
-    assert [one and (one.oid, one.former_oids) for one in told] == [
-        (1, [7]),
-        (2, [7, 1]),
-        (3, [7, 1, 2]),
-        (2, [7, 1, 3]),
-    ]
-
-
-def test_the_former_tables_of_a_name_are_bounded_and_outlive_an_older_release() -> None:
-    many = event(OLD, 1, *range(2, FORMER_OIDS_MAX + 10))
-    assert event(OLD, 0).after_that(many).former_oids[-2:] == [FORMER_OIDS_MAX + 9, 1]
-    assert len(event(OLD, 0).after_that(many).former_oids) == FORMER_OIDS_MAX
-    assert event(OLD, 9).after_that(event(OLD, 8, 7)).former_oids == [7, 8]
-    assert event(OLD, 9).after_that(None).former_oids == []
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"masks": {OLD_NAME: MASKED}},
+        {"exclude": [OLD_NAME]},
+        {"include": [NEW_NAME]},
+        {"filters": {OLD_NAME: "id != '1'"}},
+        {"columns": {OLD_NAME: {"exclude": ["ssn"]}}},
+        {"skip": {OLD_NAME: ["d"]}},
+        {"outbox": {"table": OLD_NAME, "topic": "{prefix}.out.{type}"}},
+    ],
+)
+@pytest.mark.parametrize("known", ["catalog", "stream", "events"])
+def test_a_name_that_hides_something_is_noted_once_for_the_next_session(
+    settings: dict[str, Any], known: str
+) -> None:
+    named = [event(OLD, OID)] if known == "events" else []
+    found = tables(settings, *named, catalog={OTHER_OID: NEW} | {OID: OLD} if not named else None)
+    if known == "stream":
+        found = tables(settings)
+        found.require_hidden(relation(OLD), LSN)
+    noted = found.to_note()
+    assert noted == {(OID, OLD)}
+    found.require_hidden(relation(OLD), LSN)
+    assert not found.to_note()
+    later = tables(settings, noted=noted)
+    assert not later.to_note()
+    for _ in range(2):
+        with pytest.raises(OperatorNeeded):
+            later.require_hidden(relation(NEW), LSN)
+    assert not later.to_note()

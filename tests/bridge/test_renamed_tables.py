@@ -1,13 +1,14 @@
 """Tables that the source renames or moves, through a running bridge: what was hidden stays so."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
 import pytest
 
 from schemas.errors import ExitCode
-from schemas.events import schema_topic
+from schemas.events import table_names_topic
 from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recordings.scenario import STREAMED_ALWAYS
@@ -56,6 +57,10 @@ def _insert(connection: psycopg.Connection[Any], table: str, first: int, last: i
         f"INSERT INTO {table} SELECT g, 'n' || g, 'secret-s', 'secret-e'"
         f" FROM generate_series({first}, {last}) g".encode()
     )
+
+
+def keys(records: Iterable[tuple[object, bytes | None, bytes | None]]) -> list[bytes]:
+    return [key or b"" for _, key, _ in records]
 
 
 def _refused(bridge: Bridge, table: str, former: str, *others: str) -> None:
@@ -112,12 +117,8 @@ def test_a_table_that_is_moved_while_no_bridge_runs_is_not_published_unmasked(
         connection.execute("TRUNCATE pay.customers")
         _insert(connection, "pay.customers", 2, 2)
     _refused(bridge.start(), "pay.customers", "public.customers", "shaping.masks")
-    told: dict[str, Any] = {
-        "columns": {**CUSTOMERS["columns"], "pay.customers": {}},
-        "masks": {**CUSTOMERS["masks"], "pay.customers": {}},
-        "filters": {**CUSTOMERS["filters"], "pay.customers": "true"},
-    }
-    open_one = new_bridge(conninfo, shaping=CUSTOMERS | told).start().streaming()
+    allowed = {**CUSTOMERS, "renames_allowed": ["pay.c*"]}
+    open_one = new_bridge(conninfo, shaping=allowed).start().streaming()
     open_one.caught_up()
     assert open_one.stop() == 0, open_one.output
     records = committed(bridge.kafka.bootstrap_servers, f"{bridge.prefix}.pay.customers")
@@ -140,9 +141,6 @@ def test_a_table_whose_name_another_one_has_taken_is_not_published_unmasked(
         assert bridge.stop() == 0, bridge.output
         _insert(connection, "clients", 3, 3)
     _refused(bridge.start(), "public.clients", "public.customers", "shaping.masks")
-    shapes = committed(bridge.kafka.bootstrap_servers, schema_topic(bridge.prefix))
-    events = [json.loads(value or b"") for _, _, value in shapes]
-    assert events[-1]["former_oids"] == [events[0]["oid"]], "compaction must not take it away"
 
 
 def test_a_table_that_was_left_out_is_not_published_under_another_schema_name(
@@ -153,4 +151,30 @@ def test_a_table_that_was_left_out_is_not_published_under_another_schema_name(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("ALTER SCHEMA pay RENAME TO wages")
         connection.execute("INSERT INTO wages.salaries VALUES (2, 'secret-n')")
-    _refused(bridge, "wages.salaries", "pay.salaries", "shaping.exclude")
+    for _ in range(2):  # who starts it again changes nothing
+        _refused(bridge, "wages.salaries", "pay.salaries", "shaping.exclude")
+        bridge.start()
+
+
+def test_a_table_without_events_stays_hidden_though_it_is_renamed_between_two_sessions(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """Nothing but the noted name tells of it; the third table is hidden by the stream's name."""
+    shaping = {"masks": {"pay.salaries": {"n": {"text": "***"}}}, "exclude": ["public.later"]}
+    bridge = new_bridge(conninfo, shaping=shaping).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE later (id int PRIMARY KEY, n text)")
+        connection.execute("INSERT INTO later VALUES (1, 'secret-n')")
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        connection.execute("ALTER TABLE pay.salaries RENAME TO staff")
+        connection.execute("INSERT INTO pay.staff VALUES (2, 'secret-n')")
+        _refused(bridge.start(), "pay.staff", "pay.salaries", "shaping.masks")
+        connection.execute("ALTER TABLE later RENAME TO sooner")
+        connection.execute("INSERT INTO sooner VALUES (2, 'secret-n')")
+    renamed = {**shaping, "masks": {"pay.s*": {"n": {"text": "***"}}}}
+    corrected = new_bridge(conninfo, shaping=renamed).start()
+    _refused(corrected, "public.sooner", "public.later", "shaping.exclude")
+    records = committed(bridge.kafka.bootstrap_servers, table_names_topic(bridge.prefix))
+    noted = [(found["schema"], found["table"]) for found in map(json.loads, keys(records))]
+    assert noted == [("pay", "salaries"), ("public", "later"), ("pay", "staff")]

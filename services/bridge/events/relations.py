@@ -19,7 +19,7 @@ from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, require_told_apart, settled
 from services.bridge.events.missing_values import MissingValues, missing_values, renumbered
-from services.bridge.events.renamed_tables import RenamedTables
+from services.bridge.events.renamed_tables import NotedNames, RenamedTables
 from services.bridge.events.rows import encoder_of
 from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.large_values import Deposit, limits
@@ -52,6 +52,7 @@ class Relations:
         *,
         owners: TopicOwners | None = None,
         deposit: Deposit | None = None,
+        table_names: NotedNames | None = None,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._while_waiting = while_waiting
@@ -66,7 +67,10 @@ class Relations:
         self._shaping = shaping
         self._shapes = Shapes(prefix, known)
         self._owners = owners or TopicOwners(shaping.naming, known)
-        self._renamed = RenamedTables(shaping.naming, known, _names(shaping, primary))
+        noted = table_names.noted if table_names else ()
+        self._renamed = RenamedTables(shaping.naming, known, _names(shaping, primary), noted)
+        self._table_names = table_names
+        self._note_names()
 
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
         """Find a relation's plan, with its key, and its schema event.
@@ -75,6 +79,7 @@ class Relations:
         hides its rows, SettingsError for a table that can't be published as configured.
         """
         self._renamed.require_hidden(relation, stamp.commit_lsn)
+        self._note_names()
         certain = True
         identity = [column.name for column in relation.columns if column.key]
         served = {column.name for column in relation.columns}
@@ -105,6 +110,12 @@ class Relations:
             plan.relation, stamp, seq, tell, left_out=left_out, differs=differs
         )
         return Described(plan, event, certain, form, below)
+
+    def _note_names(self) -> None:
+        """Let later sessions know the names under which settings hide something."""
+        found = self._renamed.to_note()
+        if found and self._table_names is not None:
+            self._table_names.note(found)
 
     def _partitions_of(self, relation: Relation, xid: int) -> Sequence[Partition]:
         """Return a table's partitions as the catalog has them now, () for a table without.

@@ -2,10 +2,11 @@
 
 Settings name tables by schema and name; a table that is renamed or moved keeps its oid
 (pg_class.oid). So each table is published with no less hidden than under any other name of its oid.
+A session learns names that a later one must know: it notes them before it publishes anything.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.naming import Naming
@@ -15,32 +16,52 @@ from services.bridge.pgoutput.messages import Relation
 Name = tuple[str, str]
 """A table's schema and name."""
 _ALL: Final = frozenset("cudt")
-_WAIVERS: Final = {
-    "columns": "shaping.columns: {{{}: {{}}}}",
-    "masks": "shaping.masks: {{{}: {{}}}}",
-    "filters": "shaping.filters: {{{}: 'true'}}",
-    "skip": "shaping.skip: {{{}: []}}",
-}
-"""Section of the settings -> how it says that nothing of one table is to be hidden."""
+
+
+class NotedNames(Protocol):
+    """The names that earlier sessions knew, kept where the next one finds them."""
+
+    noted: set[tuple[int, Name]]
+    """(pg_class.oid, name), as they were at the session's start."""
+
+    def note(self, names: Iterable[tuple[int, Name]]) -> None:
+        """Keep these, too. Raise Retryable until they are kept."""
 
 
 class RenamedTables:
     """The names of each table, by its oid.
 
     `known`: the last schema event of each name. `catalog`: oid -> the name at the session's start,
-    also of tables without events. The stream tells the rest.
+    also of tables without events. `noted`: (oid, name) of what former sessions knew. The stream
+    tells the rest.
     """
 
     def __init__(
-        self, naming: Naming, known: Mapping[Name, SchemaEvent], catalog: Mapping[int, Name]
+        self,
+        naming: Naming,
+        known: Mapping[Name, SchemaEvent],
+        catalog: Mapping[int, Name],
+        noted: Iterable[tuple[int, Name]] = (),
     ) -> None:
         self._naming = naming
-        self._catalog = catalog
         self._published = {*known}
         self._names: dict[int, set[Name]] = {}
-        for name, event in known.items():
-            for oid in (event.oid, *event.former_oids):
-                self._names.setdefault(oid, set()).add(name)
+        self._noted = {*noted}
+        self._to_note: set[tuple[int, Name]] = set()
+        of_events = ((event.oid, name) for name, event in known.items())
+        for oid, name in (*self._noted, *of_events, *catalog.items()):
+            self._learn(oid, name)
+
+    def to_note(self) -> set[tuple[int, Name]]:
+        """Return, once, (oid, name) of names under which something is hidden, and not yet noted."""
+        found, self._to_note = self._to_note, set()
+        self._noted |= found
+        return found
+
+    def _learn(self, oid: int, name: Name) -> None:
+        self._names.setdefault(oid, set()).add(name)
+        if (oid, name) not in self._noted and self._naming.hides_of(*name):
+            self._to_note.add((oid, name))
 
     def require_hidden(self, relation: Relation, lsn: int) -> None:
         """Remember the name of a relation, as a change that commits at `lsn` has it.
@@ -48,12 +69,10 @@ class RenamedTables:
         Raise OperatorNeeded if it would be published without a rule of another name of the table.
         """
         name = relation.schema, relation.table
-        names = self._names.setdefault(relation.oid, set())
-        others = names | {self._catalog.get(relation.oid, name)}
-        for other in sorted(others - {name}):
+        for other in sorted(self._names.get(relation.oid, set()) - {name}):
             if lost := self._lost(relation, name, other):
                 raise _exposed(relation, other, lost, lsn)
-        names.add(name)
+        self._learn(relation.oid, name)
         if self._naming.included(*name):
             self._published.add(name)
 
@@ -62,21 +81,22 @@ class RenamedTables:
         naming = self._naming
         if not naming.included(*name) or naming.skips(*name) == _ALL:
             return {}
+        if naming.may_be_renamed(*name):
+            return {}
         lost = {
             "columns": self._columns_lost(relation, name, other),
             "masks": self._masks_lost(relation, name, other),
             "filters": sorted({*naming.filters(*other)} - {*naming.filters(*name)}),
             "skip": sorted(naming.skips(*other) - naming.skips(*name)),
         }
-        found = {
-            section: parts
-            for section, parts in lost.items()
-            if parts and not naming.reveals(section, *name)
-        }
-        left_out = not naming.included(*other)
+        if naming.filtered_by_name(*name):
+            lost["filters"] = []
+        found = {section: parts for section, parts in lost.items() if parts}
         # A name that had events before has rules of its own: another table may well take it.
-        if left_out and name not in self._published and not naming.reveals("include", *name):
+        if not naming.included(*other) and name not in self._published:
             found["exclude" if naming.excluded(*other) else "include"] = []
+        if naming.has_outbox(*other) and not naming.has_outbox(*name):
+            found["outbox"] = []
         return found
 
     def _columns_lost(self, relation: Relation, name: Name, other: Name) -> list[str]:
@@ -88,11 +108,12 @@ class RenamedTables:
         ]
 
     def _masks_lost(self, relation: Relation, name: Name, other: Name) -> list[str]:
-        masks = self._naming.masks
+        mask = self._naming.mask
         return [
             column
             for column in self._published_columns(relation, name)
-            if masks(*other, column) and not masks(*name, column)
+            if mask(*other, column) not in (None, mask(*name, column))
+            and not self._naming.masks_by_name(*name, column)
         ]
 
     def _published_columns(self, relation: Relation, name: Name) -> Iterator[str]:
@@ -108,9 +129,6 @@ def _exposed(
     name, before = f"{relation.schema}.{relation.table}", ".".join(other)
     rules = [f"shaping.{one}" + _listed(one, parts) for one, parts in lost.items()]
     sections = " and ".join(f"shaping.{'exclude' if one == 'include' else one}" for one in lost)
-    waivers = [_WAIVERS[one].format(name) for one in lost if one in _WAIVERS]
-    if lost.keys() - _WAIVERS:
-        waivers.append(f"{name} itself in shaping.include, beside what else is published")
     return OperatorNeeded(
         f"{name} and {before} are names of one table, which was renamed or moved: {name} would be "
         f"published without what the settings hide under the name {before}: {', '.join(rules)}",
@@ -118,7 +136,7 @@ def _exposed(
         subject=f"table {name}, oid {relation.oid}",
         lsn=lsn,
         hint=f"name {name} in {sections}, too, and keep the rules of {before}, of which changes "
-        f"may yet come; or, where nothing is to be hidden, say so: {', '.join(waivers)} "
+        f"may yet come; or, where nothing is to be hidden, name {name} in shaping.renames_allowed "
         "(docs/SHAPING.md, Renamed tables)",
         exit_code=ExitCode.SETTINGS,
     )

@@ -92,7 +92,7 @@ class Shapes:
             relfilenode=found.relfilenode,
             publication=found.publication,
             left_out=hidden,
-        ).after_that(before)
+        )
         self._known[key] = event
         name = SchemaKey(schema=relation.schema, table=relation.table)
         return Event(

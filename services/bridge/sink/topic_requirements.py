@@ -27,6 +27,7 @@ from schemas.events import (
     progress_topic,
     schema_topic,
     snapshot_topic,
+    table_names_topic,
     transaction_topic,
 )
 
@@ -123,7 +124,7 @@ def config_text(value: str | int | float | bool) -> str:
 
 def refuse_unfit(topics: Iterable[Topic], prefix: str, servers: str) -> None:
     """Raise SetupError for a topic that forgets what the bridge must find again."""
-    found_again = (progress_topic, schema_topic, prepared_topic, snapshot_topic)
+    found_again = (progress_topic, schema_topic, prepared_topic, snapshot_topic, table_names_topic)
     kept = {topic_of(prefix) for topic_of in found_again}
     for topic in topics:
         if topic.name in kept and topic.config is not None and topic.loses_old_records:

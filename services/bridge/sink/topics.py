@@ -24,6 +24,7 @@ from schemas.events import (
     recovery_topic,
     schema_topic,
     snapshot_topic,
+    table_names_topic,
     transaction_topic,
 )
 from schemas.kafka import TopicSettings
@@ -59,10 +60,10 @@ logger = structlog.get_logger(__name__)
 _OF_EVERY_BRIDGE: Final = (
     *(progress_topic, schema_topic, prepared_topic, transaction_topic, message_topic),
 )
-_WITHOUT_PLACES: Final = (progress_topic, divergence_topic, recovery_topic)
+_WITHOUT_PLACES: Final = (progress_topic, divergence_topic, recovery_topic, table_names_topic)
 _OWN: Final = (
     *_OF_EVERY_BRIDGE,
-    *(dead_topic, divergence_topic, snapshot_topic, recovery_topic),
+    *(dead_topic, divergence_topic, snapshot_topic, recovery_topic, table_names_topic),
 )
 CLEANUP_POLICY: Final = "cleanup.policy"
 _ATTEMPT_S: Final = 0.5
@@ -296,8 +297,7 @@ class Topics:
             for offset, _key, value in reader.between(low, end, deadline):
                 if value is not None:
                     event = parse_record(SchemaEvent, topic, offset, value)
-                    name = event.schema_, event.table
-                    result[name] = event.after_that(result.get(name))
+                    result[event.schema_, event.table] = event
         return result
 
     @property

@@ -134,7 +134,7 @@ class Shaping:
         masks = {
             column.name: found
             for column in relation.columns
-            if (found := self._mask(schema, table, column.name)) is not None
+            if (found := self.naming.mask(schema, table, column.name)) is not None
         }
         _check_key(relation, kept, masks)
         flat = self._settings.flat if self.naming.flat(schema, table) else None
@@ -299,14 +299,6 @@ class Shaping:
                 for table, columns in tables.items()
             ):
                 yield f"{key}: {pattern}: {of_column}"
-
-    def _mask(self, schema: str, table: str, column: str) -> MaskSettings | None:
-        for pattern, masks in self._settings.masks.items():
-            if table_matches(pattern, schema, table):
-                for of_column, found in masks.items():
-                    if column_matches(of_column, column):
-                        return found
-        return None
 
 
 def _types(columns: Iterable[Column], *, keys: bool = False) -> dict[str, tuple[int, int]]:
