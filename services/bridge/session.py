@@ -18,6 +18,8 @@ import structlog
 
 from schemas.lsn import format_lsn
 from services.bridge import metrics
+from services.bridge.compiled import Messages
+from services.bridge.events.errors import DescriptionOutdated
 from services.bridge.failpoints import reach
 from services.bridge.liveness import Liveness
 from services.bridge.progress.ledger import Ledger, Position
@@ -107,7 +109,6 @@ class Session:
         """
         connection, standby_status = self._parts.connection, self._parts.standby_status
         heartbeat, group_commit = self._parts.heartbeat, self._parts.group_commit
-        pipeline = self._parts.pipeline
         while not (stop.is_set() or self.over):
             now = self._turned = time.monotonic()
             due = min(standby_status.due, heartbeat.due, group_commit.next_due())
@@ -119,7 +120,7 @@ class Session:
                 if isinstance(received, Keepalive):
                     self._keepalive(received)
                 else:
-                    pipeline.take_all(received, now_us)
+                    self._take(received, now_us)
             if spoken:  # now, not before: nobody listened while that was worked on
                 standby_status.heard(time.monotonic())
             self._perform_due(time.monotonic(), behind=connection.behind)
@@ -137,6 +138,18 @@ class Session:
         metrics.LIVE.disconnect()
         self._resources.close()
         return self._parts.group_commit.failure
+
+    def _take(self, messages: Messages, now_us: int) -> None:
+        """Take messages. Raise what ends the session.
+
+        Where the server is to describe a partition anew, it is asked from the change on whose
+        partition is unclear: Kafka gets what came before.
+        """
+        try:
+            self._parts.pipeline.take_all(messages, now_us)
+        except DescriptionOutdated:
+            self._parts.group_commit.finish()
+            raise
 
     def _keepalive(self, item: Keepalive) -> None:
         self._parts.ledger.receive(item.wal_end)

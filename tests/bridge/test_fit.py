@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -414,3 +414,49 @@ def test_a_hidden_change_that_was_prepared_is_refused_after_a_restart(
         connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
         _stopped(bridge.start(), ExitCode.RECORD_REFUSED, "partition public.t2", "DEFAULT (id)")
     assert [event["op"] for event in bridge.events("t")] == ["c", "c"]
+
+
+@pytest.mark.parametrize("on_refused", ["stop", "dead_letter"])
+def test_a_partition_whose_identity_was_mended_stops_no_other(
+    on_refused: str, pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """The server describes it anew only before its own next change: a new session asks for that."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        _partly_hidden(connection)
+        settings = {"shaping": FILTERED, "publication": "root", "on_refused": on_refused}
+        bridge = new_bridge(conninfo, **settings).start().streaming()
+        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
+        connection.execute("INSERT INTO t VALUES (1, 'a', 'x'), (101, 'a', 'x')")
+        bridge.caught_up()
+        connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
+        connection.execute("UPDATE t SET note = 'y' WHERE id = 1")
+        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+        bridge.caught_up()
+        assert bridge.stop() == ExitCode.OK, bridge.output
+    events = [
+        (event["op"], (event["after"] or event["before"])["id"]) for event in bridge.events("t")
+    ]
+    assert sorted(events) == [("c", 1), ("c", 101), ("d", 101), ("u", 1)]
+    assert bridge.output.count("session lost: starting a new one") == 1
+
+
+@pytest.mark.parametrize(
+    "change", ["ALTER TABLE t2 REPLICA IDENTITY FULL", "ALTER TABLE t DETACH PARTITION t2"]
+)
+def test_a_hidden_change_before_its_partition_was_mended_is_refused(
+    change: LiteralString, pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """The new session, in which the partition is described as it was at the change, refuses it."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        _partly_hidden(connection)
+        bridge = new_bridge(conninfo, shaping=FILTERED, publication="root").start().streaming()
+        assert bridge.stop() == ExitCode.OK
+        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
+        connection.execute("INSERT INTO t VALUES (101, 'a', 'x')")
+        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+        connection.execute(change)
+        _stopped(bridge.start(), ExitCode.RECORD_REFUSED, "public.t2", "DEFAULT (id)")
+    assert [event["op"] for event in bridge.events("t")] == ["c"]
+    assert bridge.output.count("session lost: starting a new one") == 1

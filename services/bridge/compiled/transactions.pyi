@@ -1,8 +1,8 @@
 """Rows of an open transaction, and whole small transactions; transactions.pyx has them."""
 
 from services.bridge.compiled import Messages
-from services.bridge.events.envelope import Writer
 from services.bridge.events.event import Ended, Event
+from services.bridge.events.rows import Writer
 from services.bridge.events.transaction_texts import Counter
 
 def take_rows(

@@ -19,7 +19,7 @@ of the events that are sent.
 
 from collections.abc import Mapping
 from json.encoder import encode_basestring as quoted
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from schemas.events import message_topic, transaction_topic
 from schemas.shaping import FlatSettings
@@ -27,6 +27,9 @@ from services.bridge import compiled
 from services.bridge.compiled import Messages
 from services.bridge.events.description import Describe
 from services.bridge.events.errors import (
+    DescriptionOutdated,
+    HiddenByPartition,
+    OldRowHidden,
     RowRefused,
     delete_without_key,
     updated_outbox,
@@ -34,8 +37,7 @@ from services.bridge.events.errors import (
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
 from services.bridge.events.fields import Fields
 from services.bridge.events.leaf_identities import leaf_identities
-from services.bridge.events.row_encoders import Write
-from services.bridge.events.rows import Table
+from services.bridge.events.rows import Table, Writer
 from services.bridge.events.sent_relations import SentRelations
 from services.bridge.events.shaping.outbox import Headers, OutboxMessages, OutboxTable
 from services.bridge.events.transaction_texts import Counter, TransactionTexts
@@ -52,14 +54,6 @@ from services.bridge.pgoutput.messages import (
 
 NEW_KEY_HEADER: Final = "__debezium.newkey"
 OLD_KEY_HEADER: Final = "__debezium.oldkey"
-
-
-class Writer(NamedTuple):
-    """A specialised row encoder of one relation; `numbers`: how many `seq` a row takes."""
-
-    write: Write
-    counter: Counter
-    numbers: int
 
 
 class Envelope:
@@ -92,6 +86,7 @@ class Envelope:
         self._metadata = transaction_metadata
         self._tables: dict[int, tuple[Relation, Table]] = {}
         self.sent = SentRelations()
+        self._judged = 0, 0
         self._counters: dict[str, Counter] = {}
         self._touched: list[Counter] = []
         self._messages = 0
@@ -253,16 +248,34 @@ class Envelope:
         try:
             published = table.published(change)
         except RowRefused as error:
+            if isinstance(error, HiddenByPartition):
+                self._require_current(change.relation, {leaf.oid for leaf in error.leaves}, seq)
             row = change.old if isinstance(change, Delete) else change.new
             return [self._unpublished(table, row, error, lsn, seq)]
         if published is None:
             return []
         change = published
-        if isinstance(change, Insert):
-            return self.insert(change, lsn, seq)
-        if isinstance(change, Update):
-            return self.update(change, lsn, seq)
-        return self.delete(change, lsn, seq)
+        try:
+            if isinstance(change, Insert):
+                return self.insert(change, lsn, seq)
+            if isinstance(change, Update):
+                return self.update(change, lsn, seq)
+            return self.delete(change, lsn, seq)
+        except OldRowHidden as error:
+            self._require_current(change.relation, {leaf.oid for leaf in error.leaves}, seq)
+            raise
+
+    def _require_current(self, relation: Relation, suspects: set[int], seq: int) -> None:
+        """Raise DescriptionOutdated where the catalog differs from what the stream said before."""
+        former = {oid for oid in suspects if self.sent.former(oid)}
+        judged = relation.oid, self._texts.stamp.commit_lsn
+        if not former or judged == self._judged:
+            return
+        self._judged = judged
+        del self._tables[relation.oid]  # made again, with the partitions as they are now
+        for leaf in self._table(relation, seq).leaves:
+            if leaf.outdated and leaf.oid in former:
+                raise DescriptionOutdated(leaf, f"{relation.schema}.{relation.table}")
 
     def _unpublished(self, table: Table, row: Row, error: RowRefused, lsn: int, seq: int) -> Event:
         if not self._dead_rows:
@@ -370,9 +383,7 @@ class Envelope:
             fields = self._fields if described.plan.flat else None
             leaves = leaf_identities(relation, described.partitions, self.sent)
             made = (described.plan, counter, self._encoders, described.form, fields)
-            table = Table(*made, leaves=leaves)
-            known = (relation, table)
-            self._tables[relation.oid] = known
+            known = self._tables[relation.oid] = relation, Table(*made, leaves=leaves)
         return known[1]
 
     def _counter(self, table: str) -> Counter:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from schemas.errors import BadInput, ExitCode
+from schemas.errors import BadInput, ExitCode, Retryable
 from services.bridge.events.leaf_identities import LeafIdentity
 from services.bridge.pgoutput.errors import DecodeError
 
@@ -41,6 +41,25 @@ class HiddenByPartition(RowRefused):
     def __init__(self, what: str, leaves: Sequence[LeafIdentity]) -> None:
         super().__init__(_hidden(what, leaves))
         self.leaves = leaves
+
+
+class OldRowHidden(BadInput):
+    """A change that may be of partitions, `leaves`, that hide the old row's key or place."""
+
+    leaves: Sequence[LeafIdentity] = ()
+
+
+class DescriptionOutdated(Retryable):
+    """The session ends: the server describes a partition anew in the next one alone."""
+
+    def __init__(self, leaf: LeafIdentity, table: str) -> None:
+        super().__init__(
+            f"partition {leaf} by an earlier transaction, and another in the catalog: whether a "
+            "change is hidden is judged anew",
+            operation="encode an event",
+            subject=table,
+            hint="the bridge continues with a new session",
+        )
 
 
 def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
@@ -158,13 +177,15 @@ _NAMED_MAX: Final = 3
 
 
 def _hidden_by(leaves: Sequence[LeafIdentity], what: str, table: str, lsn: int) -> BadInput:
-    return BadInput(
+    error = OldRowHidden(
         _hidden(what, leaves),
         operation="encode an event",
         subject=table,
         lsn=lsn,
         hint=_altered(leaves),
     )
+    error.leaves = leaves
+    return error
 
 
 def _hidden(what: str, leaves: Sequence[LeafIdentity]) -> str:

@@ -20,13 +20,17 @@ _KINDS: Final = {"d": "DEFAULT", "i": "USING INDEX"}
 class LeafIdentity(NamedTuple):
     """The replica identity of a partition that does not tell whole old rows.
 
-    `replica_identity`: d or i. `told`: its `columns`, as indexes of the root's relation.
+    `replica_identity`: d or i. `told`: its `columns`, as indexes of the root's relation. `oid`: the
+    partition's, where the stream has told the identity; 0 where the catalog has. `outdated`: the
+    catalog has another identity of it now, or does not have it.
     """
 
     partition: str
     replica_identity: str
     columns: tuple[str, ...]
     told: frozenset[int]
+    oid: int = 0
+    outdated: bool = False
 
     def __str__(self) -> str:
         kind = _KINDS.get(self.replica_identity, self.replica_identity)
@@ -42,18 +46,21 @@ def leaf_identities(
     described. Under a root with REPLICA IDENTITY FULL the catalog counts also for a partition that
     the stream has described.
     """
-    found = set()
+    found: dict[tuple[str, str, frozenset[str]], tuple[int, bool]] = {}
     described = {one.oid: one for one in sent.partitions(relation.oid)}
     full = relation.replica_identity == "f"
-    for partition in partitions:
+    known = {partition.oid: partition for partition in partitions}
+    for partition in known.values():
         then = sent.relations.get(partition.oid)
         if full or (then is None and partition.lacks):
-            found.add((partition.full_name, partition.replica_identity, partition.identity))
+            found[partition.full_name, partition.replica_identity, partition.identity] = (0, False)
         if then is not None:
             described[then.oid] = then
     for then in described.values():
         columns = frozenset(column.name for column in then.columns if column.key)
-        found.add((f"{then.schema}.{then.table}", then.replica_identity, columns))
+        one, now = (then.replica_identity, columns), known.get(then.oid)
+        outdated = now is None or (now.replica_identity, now.identity) != one
+        found.setdefault((f"{then.schema}.{then.table}", *one), (then.oid, outdated))
     indexes = {column.name: index for index, column in enumerate(relation.columns)}
     return tuple(
         sorted(
@@ -62,8 +69,9 @@ def leaf_identities(
                 replica_identity,
                 tuple(sorted(columns)),
                 frozenset(indexes[column] for column in columns & indexes.keys()),
+                *source,
             )
-            for name, replica_identity, columns in found
+            for (name, replica_identity, columns), source in found.items()
             if replica_identity != "f" and columns  # without any the server refuses the change
         )
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring as quoted
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.bridge.events.errors import (
     EntersWithoutValue,
@@ -38,6 +38,14 @@ WORTH_ROWS = 20
 Part = tuple[int, str, Encode, str]
 """A column of a key: where it stands in the server's rows, and as in `Table.columns`."""
 _OPERATIONS: Final = {Insert: "c", Update: "u", Delete: "d"}
+
+
+class Writer(NamedTuple):
+    """A specialised row encoder of one relation; `numbers`: how many `seq` a row takes."""
+
+    write: Write
+    counter: Counter
+    numbers: int
 
 
 class Table:
@@ -96,6 +104,7 @@ class Table:
             )
             if column.key
         ]
+        self.leaves = leaves
         self._partial = {leaf.told for leaf in leaves}
         keys = {source_index for source_index, *_ in self._key}
         self._hiding_key = hiding(leaves, keys) if keys else tuple(leaves)

@@ -20,12 +20,20 @@ class SentRelations:
     def __init__(self) -> None:
         self.relations: dict[int, Relation] = {}
         self._roots: dict[int, int] = {}
+        self._described_in: dict[int, int] = {}
+        self._transaction = 0
         self._above: int | None = None
         """The relation that was described just before; None behind a change or a partition."""
+
+    def begin(self) -> None:
+        """Begin the next transaction that is published."""
+        self._transaction += 1
+        self.settle()
 
     def take(self, relation: Relation) -> None:
         """Take a description, which counts for changes from then on."""
         self.relations[relation.oid] = relation
+        self._described_in[relation.oid] = self._transaction
         if self._above in (None, relation.oid):
             self._roots.pop(relation.oid, None)
             self._above = relation.oid
@@ -41,6 +49,13 @@ class SentRelations:
         self._above = None
         for oid in named:
             self._roots.pop(oid, None)
+
+    def former(self, oid: int) -> bool:
+        """Tell whether a relation was described last in an earlier transaction.
+
+        It may be another since: the server describes it anew before its next change alone.
+        """
+        return self._described_in.get(oid, self._transaction) < self._transaction
 
     def partitions(self, root: int) -> Iterator[Relation]:
         """Yield the partitions that were described right behind the relation `root` (oid)."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 
 from schemas.shaping import FlatSettings
 from services.bridge.events.description import Describe
-from services.bridge.events.envelope import Envelope, Writer
+from services.bridge.events.envelope import Envelope
 from services.bridge.events.errors import ExpressionFailed, not_encoded
 from services.bridge.events.event import Event, Stamp
-from services.bridge.events.rows import Table
+from services.bridge.events.rows import Table, Writer
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation, Row
 from services.bridge.snapshot.progress import Snapshot

@@ -19,9 +19,10 @@ from schemas.events import HEARTBEAT_PREFIX
 from schemas.shaping import AnnotationSettings
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.compiled import Messages
-from services.bridge.events.envelope import Envelope, Writer
+from services.bridge.events.envelope import Envelope
 from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
+from services.bridge.events.rows import Writer
 from services.bridge.events.sent_relations import SentRelations
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.errors import misplaced
@@ -252,7 +253,7 @@ class Assembler:
         if self._begin is not None:
             raise misplaced("a Begin inside a transaction", lsn)
         self._begin = begin
-        self.sent.settle()
+        self.sent.begin()
         self._seq = 0
         self._skip_below = 0
         counts = None
