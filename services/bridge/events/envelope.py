@@ -267,14 +267,13 @@ class Envelope:
 
     def _require_current(self, relation: Relation, suspects: set[int], seq: int) -> None:
         """Raise DescriptionOutdated where the catalog differs from what the stream said before."""
-        former = {oid for oid in suspects if self.sent.former(oid)}
         judged = relation.oid, self._texts.stamp.commit_lsn
-        if not former or judged == self._judged:
-            return
+        if judged == self._judged or not all(map(self.sent.former, suspects)):
+            return  # where one is certain, a new session would refuse the change too
         self._judged = judged
         del self._tables[relation.oid]  # made again, with the partitions as they are now
         for leaf in self._table(relation, seq).leaves:
-            if leaf.outdated and leaf.oid in former:
+            if leaf.outdated and leaf.oid in suspects:
                 raise DescriptionOutdated(leaf, f"{relation.schema}.{relation.table}")
 
     def _unpublished(self, table: Table, row: Row, error: RowRefused, lsn: int, seq: int) -> Event:

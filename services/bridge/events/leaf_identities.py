@@ -10,7 +10,7 @@ by the catalog, if it differs from its root there.
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-from services.bridge.events.sent_relations import SentRelations
+from services.bridge.events.sent_relations import SentRelations, identity_columns
 from services.bridge.pgoutput.messages import Delete, Insert, Relation, Update
 from services.postgres.partitions import Partition
 
@@ -57,8 +57,7 @@ def leaf_identities(
         if then is not None:
             described[then.oid] = then
     for then in described.values():
-        columns = frozenset(column.name for column in then.columns if column.key)
-        one, now = (then.replica_identity, columns), known.get(then.oid)
+        one, now = (then.replica_identity, identity_columns(then)), known.get(then.oid)
         outdated = now is None or (now.replica_identity, now.identity) != one
         found.setdefault((f"{then.schema}.{then.table}", *one), (then.oid, outdated))
     indexes = {column.name: index for index, column in enumerate(relation.columns)}

@@ -7,6 +7,7 @@ stream itself tells partitions, also of one that has been detached or dropped si
 """
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from services.bridge.pgoutput.messages import Relation
 
@@ -19,7 +20,8 @@ class SentRelations:
 
     def __init__(self) -> None:
         self.relations: dict[int, Relation] = {}
-        self._roots: dict[int, int] = {}
+        self._roots: dict[int, tuple[int, frozenset[str]]] = {}
+        """By partition, described last at the end: its root, the columns of its identity."""
         self._described_in: dict[int, int] = {}
         self._transaction = 0
         self._above: int | None = None
@@ -34,11 +36,11 @@ class SentRelations:
         """Take a description, which counts for changes from then on."""
         self.relations[relation.oid] = relation
         self._described_in[relation.oid] = self._transaction
-        if self._above in (None, relation.oid):
-            self._roots.pop(relation.oid, None)
+        self._roots.pop(relation.oid, None)
+        if self._above is None or self._above == relation.oid:
             self._above = relation.oid
         else:
-            self._roots[relation.oid] = self._above
+            self._roots[relation.oid] = self._above, identity_columns(relation)
             self._above = None
 
     def settle(self, named: Collection[int] = ()) -> None:
@@ -50,6 +52,19 @@ class SentRelations:
         for oid in named:
             self._roots.pop(oid, None)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let the descriptions that are taken within this context count within it alone.
+
+        They are those that a prepared transaction was staged with, and may be older than what the
+        server has sent since, and does not repeat.
+        """
+        kept = dict(self.relations), dict(self._roots), dict(self._described_in)
+        try:
+            yield
+        finally:
+            self.relations, self._roots, self._described_in = kept
+
     def former(self, oid: int) -> bool:
         """Tell whether a relation was described last in an earlier transaction.
 
@@ -59,6 +74,19 @@ class SentRelations:
 
     def partitions(self, root: int) -> Iterator[Relation]:
         """Yield the partitions that were described right behind the relation `root` (oid)."""
-        for oid, above in self._roots.items():
+        for _, partition in self.identities(root):
+            yield partition
+
+    def identities(self, root: int) -> Iterator[tuple[frozenset[str], Relation]]:
+        """Yield the columns of the replica identity of each such partition, and the partition.
+
+        The partition that was described last comes first.
+        """
+        for oid, (above, columns) in reversed(self._roots.items()):
             if above == root:
-                yield self.relations[oid]
+                yield columns, self.relations[oid]
+
+
+def identity_columns(relation: Relation) -> frozenset[str]:
+    """Return the columns of a relation's replica identity by name: those that an old row tells."""
+    return frozenset(column.name for column in relation.columns if column.key)

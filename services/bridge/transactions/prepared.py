@@ -15,7 +15,6 @@ Source: PostgreSQL documentation 47.10 "Two-phase Commit Support for Logical Dec
 src/backend/replication/logical/reorderbuffer.c, ReorderBufferFinishPrepared.
 """
 
-import struct
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -37,14 +36,12 @@ from services.bridge.pgoutput.messages import (
 from services.bridge.progress.errors import RECOVER_ANYWAY
 from services.bridge.transactions.assembler import Assembler, EventBatch, size_of
 from services.bridge.transactions.replay import Decision, replay, surviving
+from services.bridge.transactions.staged_descriptions import StagedDescriptions
 from services.bridge.transactions.staging import staged_header, staged_parts, tombstones
 from services.bridge.transactions.streams import FrameStore, Streams
 
 _CHANGES: Final = frozenset(b"IUDTM")
 _DESCRIPTIONS: Final = frozenset(b"RY")
-_RELATION, _TYPE = b"R"[0], b"Y"[0]
-_OID = struct.Struct("!I")
-_OID_COUNT = struct.Struct("!IB")
 
 
 class Prepared:
@@ -70,7 +67,7 @@ class Prepared:
         self.staged = {record.gid: record for record in staged}
         self._aborted: dict[str, frozenset[int]] = {}
         self._begin: BeginPrepare | None = None
-        self._told: set[int] = set()
+        self._descriptions = StagedDescriptions(decoder, assembler.sent)
 
     @property
     def inside(self) -> bool:
@@ -84,13 +81,12 @@ class Prepared:
         kind = payload[0]
         if kind in _DESCRIPTIONS:
             message = self._decoder.decode(payload, lsn)
+            self._descriptions.expire()
             if isinstance(message, Relation):
-                self._told.discard(message.oid)
                 self._assembler.sent.take(message)
         elif kind in _CHANGES:
             xid = self._begin.xid
-            self._assembler.sent.settle(_oids(payload, lsn))
-            for description in self._lacking(payload, lsn):
+            for description in self._descriptions.before(payload, lsn):
                 self._spool.append(xid, Frame(xid, lsn, description))
             self._spool.append(xid, Frame(xid, lsn, payload))
         elif kind != b"O"[0]:
@@ -105,7 +101,7 @@ class Prepared:
         match message:
             case BeginPrepare() if self._begin is None and not self._assembler.inside:
                 self._begin = message
-                self._told.clear()
+                self._descriptions.begin()
             case Prepare() if self._begin == (*message,):
                 self._begin = None
                 yield from self._stage(message, frozenset(), streamed=False)
@@ -118,30 +114,6 @@ class Prepared:
                 yield from self._roll_back(message)
             case _:
                 raise misplaced(type(message).__name__, lsn)
-
-    def _lacking(self, payload: bytes, lsn: int) -> Iterator[bytes]:
-        """Yield the descriptions of a change's relations that the block does not have yet.
-
-        Each that tells less of old rows than the relation as which it is published follows that
-        one's, as the server sends them: the change may be of it, and names the other alone.
-        """
-        for oid in _oids(payload, lsn):
-            if oid in self._told:
-                continue
-            self._told.add(oid)
-            relation = self._decoder.relations.get(oid)
-            description = self._decoder.descriptions.get((_RELATION, oid))
-            if relation is None or description is None:
-                raise misplaced(f"a change of relation {oid}, which was not described,", lsn)
-            for column in relation.columns:
-                known = self._decoder.descriptions.get((_TYPE, column.type_oid))
-                if known is not None:
-                    yield known
-            yield description
-            for partition in self._assembler.sent.partitions(oid):
-                told = self._decoder.descriptions.get((_RELATION, partition.oid))
-                if told is not None and _tells_less(partition, relation):
-                    yield from (description, told)
 
     def _stage(
         self, prepare: Prepare | StreamPrepare, aborted: frozenset[int], *, streamed: bool
@@ -191,14 +163,15 @@ class Prepared:
                 hint=f"Kafka lost staged records: restore the topic, or {RECOVER_ANYWAY}",
             )
         aborted = self._aborted.get(record.gid, frozenset())
-        last = yield from replay(
-            surviving(self._spool.replay(waiting_place(record.xid)), aborted),
-            Decision(commit.xid, commit.commit_lsn, commit.end_lsn, commit.commit_time_us),
-            decoder=Decoder(streamed=record.streamed),
-            assembler=self._assembler,
-            lsn=lsn,
-            now_us=now_us,
-        )
+        with self._assembler.sent.aside():
+            last = yield from replay(
+                surviving(self._spool.replay(waiting_place(record.xid)), aborted),
+                Decision(commit.xid, commit.commit_lsn, commit.end_lsn, commit.commit_time_us),
+                decoder=Decoder(streamed=record.streamed),
+                assembler=self._assembler,
+                lsn=lsn,
+                now_us=now_us,
+            )
         removal = self._remove(record, commit.end_lsn)
         if last is None:
             yield removal
@@ -245,13 +218,6 @@ def waiting_place(xid: int) -> int:
     return -xid
 
 
-def _tells_less(partition: Relation, root: Relation) -> bool:
-    """Tell whether a partition may hide an old value that its root's replica identity tells."""
-    told = {column.name for column in partition.columns if column.key}
-    needed = {column.name for column in root.columns if column.key or root.replica_identity == "n"}
-    return not told >= needed
-
-
 def _same(known: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
     if (known.xid, known.prepare_lsn) != (prepare.xid, prepare.prepare_lsn):
         raise OperatorNeeded(
@@ -262,16 +228,3 @@ def _same(known: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
             hint="the slot has missed the decision of the other transaction, and other changes; "
             f"{RECOVER_ANYWAY}",
         )
-
-
-def _oids(payload: bytes, lsn: int) -> tuple[int, ...]:
-    """Return the relations of a change outside of a streamed block."""
-    try:
-        if payload[:1] == b"M":
-            return ()
-        if payload[:1] == b"T":
-            count, _flags = _OID_COUNT.unpack_from(payload, 1)
-            return struct.unpack_from(f"!{count}I", payload, 1 + _OID_COUNT.size)
-        return (_OID.unpack_from(payload, 1)[0],)
-    except struct.error as error:
-        raise misplaced(f"a truncated message {payload[:1]!r}", lsn) from error
