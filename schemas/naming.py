@@ -96,7 +96,7 @@ class Naming:
     def masks_by_name(self, schema: str, table: str, column: str) -> bool:
         """Tell whether the mask of a column is from an entry of just this table, not a pattern."""
         found = self._mask(schema, table, column)
-        return found is not None and found[0] == f"{schema}.{table}"
+        return found is not None and schema_and_table(found[0]) == (schema, table)
 
     def _mask(self, schema: str, table: str, column: str) -> tuple[str, MaskSettings] | None:
         found = (
@@ -133,7 +133,7 @@ class Naming:
 
     def filtered_by_name(self, schema: str, table: str) -> bool:
         """Tell whether a filter is of just this table, not of a pattern."""
-        return f"{schema}.{table}" in self._shaping.filters
+        return any(schema_and_table(one) == (schema, table) for one in self._shaping.filters)
 
     @property
     def hides(self) -> bool:

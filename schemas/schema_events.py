@@ -30,6 +30,8 @@ class TableName(Contract):
     The bridge notes the names under which its settings hide something of a table.
     """
 
+    system_identifier: str
+    """pg_control_system(): another cluster gives the same oids to other tables."""
     oid: int
     """pg_class.oid."""
     schema_: str = Field(alias="schema")

@@ -44,7 +44,7 @@ from services.bridge.sink.cloud_events import events_of
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.last_keys import last_key
-from services.bridge.sink.table_names import table_names
+from services.bridge.sink.table_names import noted_names
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.progress import Owner
@@ -193,9 +193,8 @@ class _Opening:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         placement = placement_of(self._settings.shaping, self._bridge, self._kafka)
-        check_settings(
-            *(self._shaping, primary, self._source.publication, topics, record, placement)
-        )
+        publication = self._source.publication
+        check_settings(self._shaping, primary, publication, topics, record, placement)
         records = Records(
             *(self._slot, heartbeat, seen, placement, storage_id), reads_rows=snapshot.reads_all
         )
@@ -238,12 +237,14 @@ class _Opening:
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             subject=f"slot {self._slot}",
         )
+        self._table_names = noted_names(topics, self._shaping.naming, primary.server, make=True)
         group_commit = self._grouping()(
             *(producer, self._bridge, standby_status, heartbeat, agreed.records.at, ledger, record),
             subject=f"slot {self._slot}",
             schema_topic=schema_topic(self._prefix),
             events_of=events_of(self._kafka, registry.url if registry else "", timeline),
             claim_checks=self._claim_checks,
+            table_names=self._table_names,
         )
         self._resources.callback(group_commit.close)
         newer_primary = NewerPrimary(self._source, primary.server)
@@ -313,9 +314,11 @@ class _Opening:
             ),
             owners=owners,
             deposit=None if self._claim_checks is None else self._claim_checks.deposit,
-            table_names=table_names(topics, shaping.naming, self._waiting),
+            table_names=self._table_names,
             while_waiting=self._waiting,
         )
+        if self._table_names is not None:  # what the stream is refused for must be known again
+            self._table_names.write(0)
         envelope = Envelope(
             *(self._prefix, primary.server.database, timeline, relations.describe),
             tombstones=self._bridge.tombstones,

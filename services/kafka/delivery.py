@@ -13,6 +13,8 @@ from services.kafka.client import client_options, kafka_error, make_client
 ANY_PARTITION: Final = -1
 _DEADLINE_S: Final = 30.0
 _POLL_S: Final = 0.05
+_QUEUED_MAX: Final = 50_000
+"""Records that wait in the client, which takes 100,000 (queue.buffering.max.messages)."""
 _OPTIONS: Final = {
     "acks": "all",
     "enable.idempotence": True,
@@ -47,6 +49,9 @@ def deliver(
     deadline = time.monotonic() + _DEADLINE_S
     try:
         for key, value in records.items():
+            while len(producer) >= _QUEUED_MAX and not refused and time.monotonic() < deadline:
+                producer.poll(_POLL_S)
+                while_waiting()
             producer.produce(topic, value, key, partition, on_delivery=delivered)
         while len(producer) and not refused and time.monotonic() < deadline:
             producer.poll(_POLL_S)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import LiteralString
+from typing import LiteralString, NamedTuple
 
 from psycopg import sql
 from psycopg.rows import class_row
@@ -162,14 +162,24 @@ _TABLE_FACTS: LiteralString = (
 )
 
 
-def table_names(connection: Connection) -> dict[int, tuple[str, str]]:
-    """Return the oid -> (schema, table) of every table of the database, published or not."""
+class TableCatalog(NamedTuple):
+    """The tables of a primary's database, published or not, as they were before `lsn`."""
+
+    names: dict[int, tuple[str, str]]
+    """pg_class.oid -> (schema, table)."""
+    lsn: int
+
+
+def table_catalog(connection: Connection) -> TableCatalog:
+    """Return every table of the database, published or not."""
     rows = connection.execute(
         "SELECT c.oid::bigint, n.nspname::text, c.relname::text"
         "  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND c.oid >= 16384"
     ).fetchall()
-    return {oid: (schema, table) for oid, schema, table in rows}
+    lsn = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+    assert lsn is not None
+    return TableCatalog({oid: (schema, table) for oid, schema, table in rows}, int(lsn[0]))
 
 
 def published_columns(

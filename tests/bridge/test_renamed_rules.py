@@ -94,7 +94,7 @@ def lost(settings: dict[str, Any], *known: SchemaEvent) -> str:
         ({"include": ["public.cl*"]}, "name public.clients in shaping.exclude, too"),
         (
             {"columns": {OLD_NAME: {"exclude": ["ssn"]}}, "masks": {OLD_NAME: MASKED}},
-            "name public.clients in shaping.columns and shaping.masks, too",
+            "name public.clients in shaping.columns and shaping.masks (before the patterns",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.progress.ledger import Position
 from services.bridge.sink.last_keys import last_key
-from services.bridge.sink.table_names import table_names
+from services.bridge.sink.table_names import noted_names
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.row_reader import shape_of
 from services.bridge.source.database import Primary
@@ -52,7 +52,7 @@ class OverlapBatches:
         relations = Relations(
             *(self._topics.prefix, self._primary, self._topics.shapes(), self._shaping, encoders),
             self._formats(encoders, registry),
-            table_names=table_names(self._topics, self._shaping.naming),
+            table_names=noted_names(self._topics, self._shaping.naming, self._primary.server),
         )
         envelope = OverlapEnvelope(
             *(self._topics.prefix, self._primary.server.database, self._primary.server.timeline),

@@ -29,7 +29,7 @@ from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation
 from services.bridge.source.database import Primary
 from services.postgres.partitions import Partition
-from services.postgres.publications import table_names
+from services.postgres.publications import TableCatalog, table_catalog
 
 logger = structlog.get_logger(__name__)
 
@@ -67,9 +67,12 @@ class Relations:
         self._shaping = shaping
         self._shapes = Shapes(prefix, known)
         self._owners = owners or TopicOwners(shaping.naming, known)
-        noted = table_names.noted if table_names else ()
-        self._renamed = RenamedTables(shaping.naming, known, _names(shaping, primary), noted)
         self._table_names = table_names
+        catalog, noted = _catalog(shaping, primary), table_names.noted if table_names else ()
+        names = catalog.names if catalog else {}
+        self._renamed = RenamedTables(shaping.naming, known, names, noted)
+        if catalog and table_names is not None:
+            table_names.forget_dropped(names.keys(), catalog.lsn)
         self._note_names()
 
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
@@ -223,14 +226,14 @@ class Relations:
         return replace(relation, columns=columns), settled(xid, found)
 
 
-def _names(shaping: Shaping, primary: Primary) -> dict[int, tuple[str, str]]:
+def _catalog(shaping: Shaping, primary: Primary) -> TableCatalog | None:
     """Return the names of all tables, where settings hide something of some."""
     if not shaping.naming.hides:
-        return {}
-    found = primary.ask("read the names of the tables", table_names)
+        return None
+    found = primary.ask("read the names of the tables", table_catalog)
     if found is None:
         logger.info("not judged: whether a table without events in Kafka has been renamed")
-    return found or {}
+    return found
 
 
 def _refuse(_value: bytes) -> NoReturn:

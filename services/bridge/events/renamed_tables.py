@@ -5,7 +5,7 @@ Settings name tables by schema and name; a table that is renamed or moved keeps 
 A session learns names that a later one must know: it notes them before it publishes anything.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 from schemas.errors import ExitCode, OperatorNeeded
@@ -21,11 +21,15 @@ _ALL: Final = frozenset("cudt")
 class NotedNames(Protocol):
     """The names that earlier sessions knew, kept where the next one finds them."""
 
-    noted: set[tuple[int, Name]]
-    """(pg_class.oid, name), as they were at the session's start."""
+    @property
+    def noted(self) -> set[tuple[int, Name]]:
+        """(pg_class.oid, name), as they were at the session's start."""
 
     def note(self, names: Iterable[tuple[int, Name]]) -> None:
-        """Keep these, too. Raise Retryable until they are kept."""
+        """Keep these, too, before anything of the present Kafka transaction is visible."""
+
+    def forget_dropped(self, there: Collection[int], lsn: int) -> None:
+        """Let go of tables that the catalog lacked before `lsn`, once all up to it is published."""
 
 
 class RenamedTables:
@@ -128,7 +132,7 @@ def _exposed(
 ) -> OperatorNeeded:
     name, before = f"{relation.schema}.{relation.table}", ".".join(other)
     rules = [f"shaping.{one}" + _listed(one, parts) for one, parts in lost.items()]
-    sections = " and ".join(f"shaping.{'exclude' if one == 'include' else one}" for one in lost)
+    sections = " and ".join(_section(one) for one in lost)
     return OperatorNeeded(
         f"{name} and {before} are names of one table, which was renamed or moved: {name} would be "
         f"published without what the settings hide under the name {before}: {', '.join(rules)}",
@@ -140,6 +144,13 @@ def _exposed(
         "(docs/SHAPING.md, Renamed tables)",
         exit_code=ExitCode.SETTINGS,
     )
+
+
+def _section(section: str) -> str:
+    """Return where a section's rule for the new name is to be, as a hint has it."""
+    where = {"include": "exclude", "outbox": "exclude (or shaping.outbox.table)"}
+    found = f"shaping.{where.get(section, section)}"
+    return f"{found} (before the patterns that fit it)" if section == "masks" else found
 
 
 def _listed(section: str, parts: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from services.bridge.events.shaping.large_values import Deposit
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.repair.repair_events import RepairEvents
-from services.bridge.sink.table_names import table_names
+from services.bridge.sink.table_names import noted_names
 from services.bridge.sink.topics import Topics
 from services.bridge.source.database import Primary
 
@@ -44,7 +44,7 @@ class Encoding:
         relations = Relations(
             *(prefix, self._primary, self._topics.shapes(), self._shaping, self._encoders),
             deposit=self._deposit,
-            table_names=table_names(self._topics, self._shaping.naming),
+            table_names=noted_names(self._topics, self._shaping.naming, self._primary.server),
         )
         encoder = RepairEvents(
             *(prefix, self._primary.server.database, self._primary.server.timeline),

@@ -31,6 +31,7 @@ from services.bridge.sink.batch_queue import Waiting
 from services.bridge.sink.claim_checks import ClaimChecks
 from services.bridge.sink.cloud_events import EventsOf
 from services.bridge.sink.dead_letters import Origins, RefusalLearned
+from services.bridge.sink.table_names import TableNames
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.standby_status import StandbyStatus
@@ -62,6 +63,7 @@ class GroupCommit:
     `record_of` makes the progress record of a position, with a transaction's counts so far;
     `record` is the one that the session resumes from. `wakes` is readable after a commit.
     `events_of`: a batch's events as they are sent. `claim_checks`: the large values of these.
+    `table_names`: noted before what was encoded when they were known.
     """
 
     def __init__(
@@ -78,9 +80,11 @@ class GroupCommit:
         schema_topic: str,
         events_of: EventsOf,
         claim_checks: ClaimChecks | None = None,
+        table_names: TableNames | None = None,
     ) -> None:
         self._producer = producer
         self._claim_checks = claim_checks
+        self._table_names = table_names
         self._bytes_max = bridge.commit_bytes_max
         self._age_max_s = bridge.commit_interval_ms / 1000
         self._standby_status = standby_status
@@ -280,6 +284,11 @@ class GroupCommit:
         if self._claim_checks is not None:
             self._claim_checks.require_stored()
             reach("claims stored")
+        if self._table_names is not None:
+            ends = self._table_names.require_noted(record.end_lsn)
+            if ends:
+                self._producer.tails.learn(ends)
+                self._producer.tails.hurry()
         self._producer.commit(record)
 
     def _commit_at(self, lsn: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from schemas.errors import OperatorNeeded
-from schemas.events import ProgressRecord
+from schemas.events import ProgressRecord, table_names_topic
 from services.bridge.progress.errors import RECOVER
 from services.bridge.sink.offsets import Partition, PartitionEnd, in_parts, name_of, some_answers
 from services.bridge.sink.topic_ids import IdWatch, MadeAgain, compare_ids
@@ -227,6 +227,12 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
         return Kept({}, {}, renewed=False)
     then = read_noted(noting)
     gone = sorted({topic for topic, _ in then if not topics.has(topic)})
+    # Nothing else of it can be found again: what it had is the only trace of a former name.
+    names_gone = [
+        Lost(at, end.offset, 0)
+        for at, end in then.items()
+        if at[0] in gone and at[0] == table_names_topic(topics.prefix)
+    ]
     if gone:
         logger.warning("not judged: topics that the slot has written are gone", topics=gone)
     there = [partition for partition in then if topics.has(partition[0])]
@@ -241,7 +247,7 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     lost += _cut(asked, now, told)
     silent = {at for at in there if at not in now or (at in asked and at not in told)}
     _tell_silent(silent)
-    judge_lost([*others, *lost], record.slot, record.end_lsn, go_on=go_on)
+    judge_lost([*names_gone, *others, *lost], record.slot, record.end_lsn, go_on=go_on)
     kept = same | {partition: now[partition] for partition in there if partition not in silent}
     ids = {name: noting.topic_ids[name] for name in names if name in noting.topic_ids} | ids
     more = grown(noting.partitions, topics.counts(names))

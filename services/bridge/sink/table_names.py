@@ -1,18 +1,29 @@
 """The names under which settings hide something of a table, noted in Kafka for later sessions.
 
-Such a table may have no events, so that nothing else in Kafka tells its oid. A record is written
-outside of Kafka transactions: what it says is true whatever becomes of the changes around it.
+Such a table may have no events, so that nothing else in Kafka tells its oid.
+
+    note             in the session's thread, while a relation is described
+    write            at the session's start, before the stream
+    require_noted    before each commit to Kafka, in its thread: the slot does not pass a name that
+                     is not noted
+
+The records are outside of Kafka transactions: they hold whatever becomes of the changes around
+them. Where the topic ends is noted in the progress record as of all others, so that a start tells
+when it has lost records, or was made again (`partition_ends`).
 """
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Final, Protocol
 
 import structlog
 
 from schemas.events import table_names_topic
 from schemas.naming import Naming
 from schemas.schema_events import TableName
+from services.bridge.sink.offsets import Partition, PartitionEnd, answers
+from services.bridge.sink.partition_ends import NOTED_EVERY_S
 from services.bridge.sink.topics import Topics
 from services.kafka.delivery import deliver
 from services.kafka.records import READ_DEADLINE_S, parse_record
@@ -22,51 +33,123 @@ logger = structlog.get_logger(__name__)
 _HINT: Final = "see that Kafka runs, and that the bridge may write to this topic"
 
 
-def table_names(
-    topics: Topics, naming: Naming, while_waiting: Callable[[], None] = lambda: None
+class Cluster(Protocol):
+    """What identifies the source."""
+
+    @property
+    def system_identifier(self) -> str:
+        """The cluster's number in pg_control_system()."""
+
+
+def noted_names(
+    topics: Topics, naming: Naming, server: Cluster, *, make: bool = False
 ) -> "TableNames | None":
-    """Return the noted names; None where the settings hide nothing, and no name matters."""
-    return TableNames(topics, while_waiting) if naming.hides else None
+    """Return the noted names; None where the settings hide nothing, so that no name matters.
+
+    `make`: make the topic where it is missing, to note more. Raise Retryable where Kafka can't be
+    read, OperatorNeeded for a record of somebody else.
+    """
+    if not naming.hides:
+        return None
+    topic = table_names_topic(topics.prefix)
+    if make and not topics.has(topic):
+        logger.info(
+            "not judged: whether tables were renamed earlier that settings hide something of; "
+            "their names are noted from now on",
+            topic=topic,
+        )
+        topics.prepare_late(table_names_topic, compacted=True)
+    return TableNames(topics, topic, server.system_identifier)
 
 
 class TableNames:
-    """The names in `<prefix>.table_names`, each (oid, (schema, table))."""
+    """The names in `<prefix>.table_names`, each (oid, (schema, table)).
 
-    def __init__(self, topics: Topics, while_waiting: Callable[[], None]) -> None:
-        """Read the topic; make it where it is missing. Raise Retryable where Kafka can't be read.
+    Names of another cluster are not among them: its oids tell nothing of this one's.
+    """
 
-        Raise OperatorNeeded for a record of somebody else.
-        """
-        self._kafka = topics.settings
-        self._while_waiting = while_waiting
-        if not topics.has(table_names_topic(topics.prefix)):
-            logger.info(
-                "not judged: whether tables were renamed earlier that settings hide something of; "
-                "the names are noted from now on",
-                topic=table_names_topic(topics.prefix),
+    def __init__(self, topics: Topics, topic: str, system_identifier: str) -> None:
+        """Read the topic, if it is there."""
+        self._topics = topics
+        self._topic = topic
+        self._system_identifier = system_identifier
+        self._pending: deque[tuple[int, tuple[str, str]]] = deque()
+        self._ends: dict[Partition, PartitionEnd] = {}
+        self._dropped: list[bytes] = []
+        self._dropped_lsn = 0
+        self._due = 0.0
+        found = self._read() if topics.has(topic) else {}
+        self._known = {k: n for k, n in found.items() if n.system_identifier == system_identifier}
+        self._foreign = [*found.keys() - self._known.keys()]
+        if self._foreign:
+            logger.warning(
+                "not judged: whether tables were renamed that settings hide something of, as "
+                "another cluster noted their names; they are noted anew",
+                topic=topic,
+                names=len(self._foreign),
             )
-        self._topic = topics.prepare_late(table_names_topic, compacted=True)
-        self.noted: set[tuple[int, tuple[str, str]]] = set()
-        with topics.reader(self._topic) as reader:
+
+    def _read(self) -> dict[bytes, TableName]:
+        known: dict[bytes, TableName] = {}
+        with self._topics.reader(self._topic) as reader:
             low, end = reader.bounds()
             deadline = time.monotonic() + READ_DEADLINE_S
-            for offset, _key, value in reader.between(low, end, deadline):
-                if value is not None:
-                    found = parse_record(TableName, self._topic, offset, value)
-                    self.noted.add((found.oid, (found.schema_, found.table)))
+            for offset, key, value in reader.between(low, end, deadline):
+                name = key.encode() if isinstance(key, str) else key or b""
+                if value is None:
+                    known.pop(name, None)
+                else:
+                    known[name] = parse_record(TableName, self._topic, offset, value)
+        return known
+
+    @property
+    def noted(self) -> set[tuple[int, tuple[str, str]]]:
+        """(pg_class.oid, name) of what was noted at the session's start."""
+        return {(one.oid, (one.schema_, one.table)) for one in self._known.values()}
 
     def note(self, names: Iterable[tuple[int, tuple[str, str]]]) -> None:
-        """Write names that are not noted yet. Raise Retryable until Kafka has them."""
-        records = {
-            TableName(oid=oid, schema=schema, table=table).model_dump_json(by_alias=True).encode()
-            for oid, (schema, table) in names
-        }
-        if records:
-            deliver(
-                self._kafka,
-                self._topic,
-                {record: record for record in sorted(records)},
-                operation="note the names of tables",
-                hint=_HINT,
-                while_waiting=self._while_waiting,
+        """Keep these, too, from the next Kafka transaction on."""
+        self._pending.extend(names)
+
+    def forget_dropped(self, there: Collection[int], lsn: int) -> None:
+        """Let go of the tables that are not `there` once all before `lsn` is published.
+
+        `there`: the oids in the catalog, as it was before `lsn`.
+        """
+        self._dropped = [key for key, one in self._known.items() if one.oid not in there]
+        self._dropped_lsn = lsn
+
+    def write(self, end_lsn: int) -> bool:
+        """Write what is to be noted or forgotten up to `end_lsn`; tell whether anything was.
+
+        Raise Retryable until Kafka has it, SlotbridgeError for what Kafka refuses.
+        """
+        records: dict[bytes, bytes | None] = dict.fromkeys(self._foreign)
+        self._foreign = []
+        if end_lsn >= self._dropped_lsn:
+            records |= dict.fromkeys(self._dropped)
+            self._dropped = []
+        while self._pending:
+            oid, (schema, table) = self._pending.popleft()
+            name = TableName(
+                system_identifier=self._system_identifier, oid=oid, schema=schema, table=table
             )
+            record = name.model_dump_json(by_alias=True).encode()
+            records[record] = record
+        if records:
+            operation = "note the names of tables"
+            deliver(self._topics.settings, self._topic, records, operation=operation, hint=_HINT)
+        return bool(records)
+
+    def require_noted(self, end_lsn: int) -> dict[Partition, PartitionEnd]:
+        """Write as `write`; return where the topic ends. `end_lsn`: of the commit.
+
+        {} where that was told a second ago: it is told again and again, as only the partitions that
+        were learnt last are noted.
+        """
+        if self.write(end_lsn) or not self._ends:
+            self._ends = answers(self._topics.ask_ends([(self._topic, 0)], committed=False))
+        elif time.monotonic() < self._due:
+            return {}
+        self._due = time.monotonic() + NOTED_EVERY_S
+        return self._ends

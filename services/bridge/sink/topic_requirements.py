@@ -2,7 +2,7 @@
 
     topic                       asked                                  where it differs
     progress, schema, prepared, cleanup.policy=compact, or no bound    refused: a bridge that was
-    snapshot                    of age and size                        away loses its place
+    snapshot, table_names       of age and size                        away loses its place
     transaction                 not compacted                          warning
                                 kept as long as each table's topic     warning
                                 that is not compacted
