@@ -23,7 +23,7 @@ class NotedNames(Protocol):
 
     @property
     def noted(self) -> set[tuple[int, Name]]:
-        """(pg_class.oid, name), as they were at the session's start."""
+        """The names that were noted at the session's start, each (pg_class.oid, name)."""
 
     def note(self, names: Iterable[tuple[int, Name]]) -> None:
         """Keep these, too, before anything of the present Kafka transaction is visible."""

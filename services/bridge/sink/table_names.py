@@ -34,7 +34,7 @@ _HINT: Final = "see that Kafka runs, and that the bridge may write to this topic
 
 
 class Cluster(Protocol):
-    """What identifies the source."""
+    """A server, by what identifies its cluster."""
 
     @property
     def system_identifier(self) -> str:
@@ -104,7 +104,7 @@ class TableNames:
 
     @property
     def noted(self) -> set[tuple[int, tuple[str, str]]]:
-        """(pg_class.oid, name) of what was noted at the session's start."""
+        """The names that were noted at the session's start, each (pg_class.oid, name)."""
         return {(one.oid, (one.schema_, one.table)) for one in self._known.values()}
 
     def note(self, names: Iterable[tuple[int, tuple[str, str]]]) -> None:
