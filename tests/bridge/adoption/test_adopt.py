@@ -22,6 +22,7 @@ from schemas.snapshot import SnapshotProgress
 from services.bridge.adoption.offsets import offset_key, read_map, write_map
 from services.bridge.failpoints import OF_A_RELEASE, OF_AN_ADOPTION, VARIABLE
 from services.bridge.snapshot.progress import progress_event
+from services.bridge.source.witness import ORIGIN_PREFIX
 from services.demo.copies import committed
 from services.testbed.debezium import Debezium
 from services.testbed.java import SHORT_LIVED
@@ -68,6 +69,7 @@ def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path)
     assert "it is adopted already" in again.stderr
     bridge = one.new_bridge().streaming()
     one.load.more(30)
+    eventually(lambda: _origin_lsn(one), what="the bridge has moved its origin")
     bridge.kill()  # the slot is behind what it has published
     assert _failover(one)
     _snapshot_is_unfinished(one)
@@ -282,6 +284,15 @@ def _refused(one: Taken, code: int, reason: str, **config: str) -> None:
 
 def _has_gone_on(one: Taken) -> bool:
     return bool(json.loads(one.adopt("--dry-run", "--publish-lacking").stdout)["lacking"])
+
+
+def _origin_lsn(one: Taken) -> str | None:
+    with psycopg.connect(one.conninfo, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT pg_replication_origin_progress(%s, false)::text",
+            [ORIGIN_PREFIX + one.connector.slot],
+        ).fetchone()
+    return row[0] if row is not None else None
 
 
 def _failover(one: Taken) -> bool:
