@@ -29,8 +29,8 @@ demo: $(READY) ## the whole product under load: kill the primary, fail over, com
 # each time.
 # The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10, or
 # POSTGRES=/usr/lib/postgresql/17/bin, runs all else on that.
-# Then the tests without servers on the oldest and the newest other Python 3.11 to 3.13 that is found: PYTHONS= leaves
-# them out, and `make pythons` tries each.
+# Then the tests without servers on the oldest and the newest Python 3.11 to 3.13 that is found, if that is of another
+# minor version: PYTHONS= leaves them out, and `make pythons` tries each.
 PYTHONS ?= 1
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 ON_SERVERS = CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST)

@@ -1,7 +1,8 @@
 """Run the tests that need no servers on every supported Python that this machine has.
 
     python -m tests.interpreters         each version that is found beside its own
-    python -m tests.interpreters --ends  the oldest and the newest of them, as `make test` does
+    python -m tests.interpreters --ends  the oldest and the newest of them, as `make test` does, but
+                                         none of its own minor version
 
 Interpreters are looked for on the PATH, in the system's folders, and where pyenv and uv keep
 theirs. Each gets a virtual environment of its own (`.venv/pythons/VERSION`) without pyspark, so
@@ -44,7 +45,7 @@ def main() -> int:
         console.print(f"not judged: {path} does not run, or can't make virtual environments")
     others = {version: path for version, path in usable.items() if version != here}
     if only_ends:
-        others = ends(others)
+        others = {version: at for version, at in ends(others).items() if version[:2] != here[:2]}
     names = [f"{text(version)} ({path})" for version, path in others.items()]
     console.print(f"tests without servers, beside {text(here)}: {', '.join(names) or 'none found'}")
     failed = [text(version) for version, path in others.items() if not _passes(version, path)]
