@@ -60,6 +60,12 @@ def section(found: ObjectStorage, prefix: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
+def settings(storage: ObjectStorage, topic_prefix: str) -> ClaimCheckSettings:
+    """A bridge's settings of a bucket, under a prefix of its own."""
+    return ClaimCheckSettings.model_validate(section(storage, topic_prefix))
+
+
+@pytest.fixture
 def source(pair: Provider, fresh_database: str) -> Iterator[tuple[str, Run]]:
     """A database with a table, and what runs statements in it, each a transaction."""
     conninfo = pair.primary.conninfo(fresh_database)
@@ -483,8 +489,9 @@ def test_a_bucket_of_another_id_is_refused(
     assert bridge.stop() == 0, bridge.output
 
 
-def test_what_a_bucket_tells_of_itself(storage: ObjectStorage, topic_prefix: str) -> None:
-    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
+def test_what_a_bucket_tells_of_itself(
+    storage: ObjectStorage, topic_prefix: str, settings: ClaimCheckSettings
+) -> None:
     with contextlib.closing(Bucket(settings)) as bucket:
         assert (bucket.identify(), bucket.has_objects()) == (None, False)
         bucket.put(sha256(b""), b"")
@@ -522,10 +529,9 @@ def without_list(bucket: Bucket, *, denies: tuple[str, ...]) -> Bucket:
 
 
 def test_a_bucket_that_denies_the_id_is_not_taken_for_that_of_an_older_release_without_a_word(
-    storage: ObjectStorage, topic_prefix: str
+    settings: ClaimCheckSettings,
 ) -> None:
     """A record without an id, and the documented role: S3 answers 403 for the missing id."""
-    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
     role = without_list(Bucket(settings), denies=("ListObjectsV2",))
     with contextlib.closing(role) as bucket, structlog.testing.capture_logs() as logs:
         found = judge_storage(bucket, None, first=False, accepted="")
@@ -537,11 +543,8 @@ def test_a_bucket_that_denies_the_id_is_not_taken_for_that_of_an_older_release_w
         assert not logs, "its id is read now"
 
 
-def test_an_empty_bucket_that_denies_its_id_is_refused(
-    storage: ObjectStorage, topic_prefix: str
-) -> None:
+def test_an_empty_bucket_that_denies_its_id_is_refused(settings: ClaimCheckSettings) -> None:
     """A record without an id, and a role with s3:ListBucket that may not read the id."""
-    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
     role = without_list(Bucket(settings), denies=("GetObject",))
     with contextlib.closing(role) as bucket:
         with pytest.raises(OtherStorage):
@@ -568,9 +571,8 @@ def answering(bucket: Bucket, answer: Callable[[bool], str]) -> Bucket:
 
 
 def test_of_two_bridges_that_store_an_id_at_once_none_replaces_the_others(
-    storage: ObjectStorage, topic_prefix: str
+    settings: ClaimCheckSettings,
 ) -> None:
-    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
     first, second = str(uuid.uuid4()), str(uuid.uuid4())
     with contextlib.closing(Bucket(settings)) as one, contextlib.closing(Bucket(settings)) as other:
         calls: list[bool] = []
@@ -587,9 +589,8 @@ def test_of_two_bridges_that_store_an_id_at_once_none_replaces_the_others(
 
 
 def test_a_bucket_without_conditions_gets_an_id_and_one_in_conflict_none(
-    storage: ObjectStorage, topic_prefix: str
+    settings: ClaimCheckSettings,
 ) -> None:
-    settings = ClaimCheckSettings.model_validate(section(storage, topic_prefix))
     id_ = str(uuid.uuid4())
     with contextlib.closing(Bucket(settings)) as bucket:
         answering(bucket, lambda _: "ConditionalRequestConflict")

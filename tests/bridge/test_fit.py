@@ -1,5 +1,6 @@
 """Settings against the tables: refused before the first change, with table, column and remedy."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, LiteralString
@@ -303,6 +304,41 @@ def test_a_partition_that_does_not_tell_old_values_is_refused_and_never_guessed(
     assert changes[9]["before"] == {"id": 7, "tenant": "a", "note": "x"}
 
 
+FILTERED: dict[str, Any] = {
+    "filters": {"public.t": "tenant == 'a'"},
+    "keys": {"public.t": ["id"]},
+}
+
+
+@pytest.fixture
+def partly_hidden(
+    pair: Provider, fresh_database: str
+) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
+    """A database with t, whose identity is an index with the column of the filter; t1 has it, too.
+
+    Its conninfo, and a connection to it.
+    """
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for statement in (
+            "CREATE TABLE t (id int PRIMARY KEY, tenant text NOT NULL, note text)"
+            " PARTITION BY RANGE (id)",
+            "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
+            "CREATE UNIQUE INDEX told ON t (id, tenant)",
+            "ALTER TABLE t REPLICA IDENTITY USING INDEX told",
+            "ALTER TABLE t1 REPLICA IDENTITY USING INDEX t1_id_tenant_idx",
+            "CREATE PUBLICATION root FOR TABLE t WITH (publish_via_partition_root)",
+        ):
+            connection.execute(statement)
+        yield conninfo, connection
+
+
+def _add_t2(connection: psycopg.Connection[Any], *rows: str) -> None:
+    """Attach a partition with the identity of its primary key alone, and insert the rows into t."""
+    connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
+    connection.execute(f"INSERT INTO t VALUES {', '.join(rows)}".encode())
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "what"),
     [
@@ -319,121 +355,79 @@ def test_a_change_that_a_partition_hides_is_refused(
     settings: dict[str, Any],
     code: ExitCode,
     what: str,
-    pair: Provider,
-    fresh_database: str,
+    partly_hidden: tuple[str, psycopg.Connection[Any]],
     new_bridge: NewBridge,
 ) -> None:
     """The root's identity is an index with the column; a new partition has its key alone."""
-    conninfo = pair.primary.conninfo(fresh_database)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        for statement in (
-            "CREATE TABLE t (id int PRIMARY KEY, tenant text NOT NULL, note text)"
-            " PARTITION BY RANGE (id)",
-            "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
-            "CREATE UNIQUE INDEX told ON t (id, tenant)",
-            "ALTER TABLE t REPLICA IDENTITY USING INDEX told",
-            "ALTER TABLE t1 REPLICA IDENTITY USING INDEX t1_id_tenant_idx",
-            "CREATE PUBLICATION root FOR TABLE t WITH (publish_via_partition_root)",
-        ):
-            connection.execute(statement)
-        shaping = settings | {"keys": {"public.t": ["id"]}}
-        bridge = new_bridge(conninfo, shaping=shaping, publication="root").start().streaming()
-        connection.execute("INSERT INTO t VALUES (1, 'a', 'x'), (2, 'a', 'x')")
-        connection.execute("UPDATE t SET note = 'y' WHERE id = 1")
-        bridge.caught_up()
-        with connection.transaction():
-            connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
-            connection.execute("INSERT INTO t VALUES (101, 'a', 'x')")
-        bridge.caught_up()
-        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+    conninfo, connection = partly_hidden
+    shaping = settings | {"keys": {"public.t": ["id"]}}
+    bridge = new_bridge(conninfo, shaping=shaping, publication="root").start().streaming()
+    connection.execute("INSERT INTO t VALUES (1, 'a', 'x'), (2, 'a', 'x')")
+    connection.execute("UPDATE t SET note = 'y' WHERE id = 1")
+    bridge.caught_up()
+    with connection.transaction():
+        _add_t2(connection, "(101, 'a', 'x')")
+    bridge.caught_up()
+    connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
     named = ("partition public.t2", "DEFAULT (id)", "ALTER TABLE public.t2")
     _stopped(bridge, code, f"the old row's {what}", *named)
     assert sorted(event["op"] for event in bridge.events("t")) == ["c", "c", "c", "u"]
 
 
-def _partly_hidden(connection: psycopg.Connection[Any]) -> None:
-    """Create t, whose identity is an index with the column of the filter; t1 has it, too."""
-    for statement in (
-        "CREATE TABLE t (id int PRIMARY KEY, tenant text NOT NULL, note text)"
-        " PARTITION BY RANGE (id)",
-        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
-        "CREATE UNIQUE INDEX told ON t (id, tenant)",
-        "ALTER TABLE t REPLICA IDENTITY USING INDEX told",
-        "ALTER TABLE t1 REPLICA IDENTITY USING INDEX t1_id_tenant_idx",
-        "CREATE PUBLICATION root FOR TABLE t WITH (publish_via_partition_root)",
-    ):
-        connection.execute(statement)
-
-
-FILTERED: dict[str, Any] = {
-    "filters": {"public.t": "tenant == 'a'"},
-    "keys": {"public.t": ["id"]},
-}
-
-
 def test_a_partition_that_is_detached_after_a_refusal_is_refused_again(
-    pair: Provider, fresh_database: str, new_bridge: NewBridge
+    partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
 ) -> None:
     """The catalog does not know it as a partition any more; the stream describes it as one."""
-    conninfo = pair.primary.conninfo(fresh_database)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        _partly_hidden(connection)
-        bridge = new_bridge(conninfo, shaping=FILTERED, publication="root").start().streaming()
-        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
-        connection.execute("INSERT INTO t VALUES (101, 'a', 'x')")
-        bridge.caught_up()
-        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
-        named = ("partition public.t2", "DEFAULT (id)")
-        _stopped(bridge, ExitCode.RECORD_REFUSED, *named)
-        connection.execute("ALTER TABLE t DETACH PARTITION t2")
-        _stopped(bridge.start(), ExitCode.RECORD_REFUSED, *named, "detached or dropped")
-        connection.execute("DROP TABLE t2")
-        _stopped(bridge.start(), ExitCode.RECORD_REFUSED, *named)
+    conninfo, connection = partly_hidden
+    bridge = new_bridge(conninfo, shaping=FILTERED, publication="root").start().streaming()
+    _add_t2(connection, "(101, 'a', 'x')")
+    bridge.caught_up()
+    connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+    named = ("partition public.t2", "DEFAULT (id)")
+    _stopped(bridge, ExitCode.RECORD_REFUSED, *named)
+    connection.execute("ALTER TABLE t DETACH PARTITION t2")
+    _stopped(bridge.start(), ExitCode.RECORD_REFUSED, *named, "detached or dropped")
+    connection.execute("DROP TABLE t2")
+    _stopped(bridge.start(), ExitCode.RECORD_REFUSED, *named)
     assert [event["op"] for event in bridge.events("t")] == ["c"]
 
 
 def test_a_hidden_change_that_was_prepared_is_refused_after_a_restart(
-    pair: Provider, fresh_database: str, new_bridge: NewBridge
+    partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
 ) -> None:
     """Kafka has it with the partition's identity as it was; the catalog has the later one."""
-    conninfo = pair.primary.conninfo(fresh_database)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        _partly_hidden(connection)
-        settings = {"shaping": FILTERED, "publication": "root", "two_phase": True}
-        bridge = new_bridge(conninfo, **settings).start().streaming()
-        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
-        connection.execute("INSERT INTO t VALUES (101, 'a', 'x')")
-        bridge.caught_up()
-        connection.execute("BEGIN")
-        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
-        connection.execute("PREPARE TRANSACTION 'hidden'")
-        connection.execute("INSERT INTO t VALUES (3, 'a', 'x')")
-        bridge.caught_up()
-        assert bridge.stop() == ExitCode.OK
-        connection.execute("COMMIT PREPARED 'hidden'")
-        connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
-        _stopped(bridge.start(), ExitCode.RECORD_REFUSED, "partition public.t2", "DEFAULT (id)")
+    conninfo, connection = partly_hidden
+    settings = {"shaping": FILTERED, "publication": "root", "two_phase": True}
+    bridge = new_bridge(conninfo, **settings).start().streaming()
+    _add_t2(connection, "(101, 'a', 'x')")
+    bridge.caught_up()
+    connection.execute("BEGIN")
+    connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+    connection.execute("PREPARE TRANSACTION 'hidden'")
+    connection.execute("INSERT INTO t VALUES (3, 'a', 'x')")
+    bridge.caught_up()
+    assert bridge.stop() == ExitCode.OK
+    connection.execute("COMMIT PREPARED 'hidden'")
+    connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
+    _stopped(bridge.start(), ExitCode.RECORD_REFUSED, "partition public.t2", "DEFAULT (id)")
     assert [event["op"] for event in bridge.events("t")] == ["c", "c"]
 
 
 @pytest.mark.parametrize("on_refused", ["stop", "dead_letter"])
 def test_a_partition_whose_identity_was_mended_stops_no_other(
-    on_refused: str, pair: Provider, fresh_database: str, new_bridge: NewBridge
+    on_refused: str, partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
 ) -> None:
     """The server describes it anew only before its own next change: a new session asks for that."""
-    conninfo = pair.primary.conninfo(fresh_database)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        _partly_hidden(connection)
-        settings = {"shaping": FILTERED, "publication": "root", "on_refused": on_refused}
-        bridge = new_bridge(conninfo, **settings).start().streaming()
-        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
-        connection.execute("INSERT INTO t VALUES (1, 'a', 'x'), (101, 'a', 'x')")
-        bridge.caught_up()
-        connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
-        connection.execute("UPDATE t SET note = 'y' WHERE id = 1")
-        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
-        bridge.caught_up()
-        assert bridge.stop() == ExitCode.OK, bridge.output
+    conninfo, connection = partly_hidden
+    settings = {"shaping": FILTERED, "publication": "root", "on_refused": on_refused}
+    bridge = new_bridge(conninfo, **settings).start().streaming()
+    _add_t2(connection, "(1, 'a', 'x')", "(101, 'a', 'x')")
+    bridge.caught_up()
+    connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
+    connection.execute("UPDATE t SET note = 'y' WHERE id = 1")
+    connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+    bridge.caught_up()
+    assert bridge.stop() == ExitCode.OK, bridge.output
     events = [
         (event["op"], (event["after"] or event["before"])["id"]) for event in bridge.events("t")
     ]
@@ -445,18 +439,15 @@ def test_a_partition_whose_identity_was_mended_stops_no_other(
     "change", ["ALTER TABLE t2 REPLICA IDENTITY FULL", "ALTER TABLE t DETACH PARTITION t2"]
 )
 def test_a_hidden_change_before_its_partition_was_mended_is_refused(
-    change: LiteralString, pair: Provider, fresh_database: str, new_bridge: NewBridge
+    change: LiteralString, partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
 ) -> None:
     """The new session, in which the partition is described as it was at the change, refuses it."""
-    conninfo = pair.primary.conninfo(fresh_database)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        _partly_hidden(connection)
-        bridge = new_bridge(conninfo, shaping=FILTERED, publication="root").start().streaming()
-        assert bridge.stop() == ExitCode.OK
-        connection.execute("CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (100) TO (200)")
-        connection.execute("INSERT INTO t VALUES (101, 'a', 'x')")
-        connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
-        connection.execute(change)
-        _stopped(bridge.start(), ExitCode.RECORD_REFUSED, "public.t2", "DEFAULT (id)")
+    conninfo, connection = partly_hidden
+    bridge = new_bridge(conninfo, shaping=FILTERED, publication="root").start().streaming()
+    assert bridge.stop() == ExitCode.OK
+    _add_t2(connection, "(101, 'a', 'x')")
+    connection.execute("UPDATE t SET tenant = 'b' WHERE id = 101")
+    connection.execute(change)
+    _stopped(bridge.start(), ExitCode.RECORD_REFUSED, "public.t2", "DEFAULT (id)")
     assert [event["op"] for event in bridge.events("t")] == ["c"]
     assert bridge.output.count("session lost: starting a new one") == 1

@@ -1,7 +1,8 @@
 """The topic of the names under which settings hide something of a table, in a real Kafka."""
 
-from typing import NamedTuple
+from dataclasses import replace
 
+import pytest
 import structlog
 
 from schemas.events import table_names_topic
@@ -11,28 +12,30 @@ from schemas.shaping import ShapingSettings
 from services.bridge.sink.table_names import TableNames, noted_names
 from services.bridge.sink.topics import Topics
 from services.kafka.delivery import deliver
+from tests.bridge.test_progress import SERVER
 from tests.providers.interface import Broker
 
 NAMING = Naming("any", ShapingSettings(exclude=("hr.*",)))
 MANY = 10
 
 
-class Cluster(NamedTuple):
-    system_identifier: str
+@pytest.fixture
+def topics(kafka: Broker, topic_prefix: str) -> Topics:
+    """The topics of a prefix, the bridge's own made."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
+    found = Topics(settings)
+    found.prepare()
+    return found
 
 
 def opened(topics: Topics, cluster: str = "1", *, make: bool = False) -> TableNames:
-    found = noted_names(topics, NAMING, Cluster(cluster), make=make)
+    server = replace(SERVER, system_identifier=cluster)
+    found = noted_names(topics, NAMING, server, make=make)
     assert found is not None
     return found
 
 
-def test_names_are_found_again_until_their_tables_are_gone(
-    kafka: Broker, topic_prefix: str
-) -> None:
-    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
-    topics = Topics(settings)
-    topics.prepare()
+def test_names_are_found_again_until_their_tables_are_gone(topics: Topics) -> None:
     assert not opened(topics).noted
     names = opened(topics, make=True)
     names.note((oid, ("hr", f"t{oid}")) for oid in range(MANY))
@@ -56,23 +59,15 @@ def test_names_are_found_again_until_their_tables_are_gone(
     assert not opened(topics, "1").noted
 
 
-def test_settings_that_hide_nothing_need_no_names(kafka: Broker, topic_prefix: str) -> None:
-    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
-    topics = Topics(settings)
-    topics.prepare()
-    assert noted_names(topics, Naming("any", ShapingSettings()), Cluster("1"), make=True) is None
-    assert not topics.there(f"{topic_prefix}.table_names")
+def test_settings_that_hide_nothing_need_no_names(topics: Topics) -> None:
+    assert noted_names(topics, Naming("any", ShapingSettings()), SERVER, make=True) is None
+    assert not topics.there(f"{topics.prefix}.table_names")
 
 
-def test_more_records_than_the_client_queues_are_delivered(
-    kafka: Broker, topic_prefix: str
-) -> None:
+def test_more_records_than_the_client_queues_are_delivered(topics: Topics) -> None:
     """A database may have that many tables; see queue.buffering.max.messages of librdkafka."""
-    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
-    topics = Topics(settings)
-    topics.prepare()
     topic = topics.prepare_late(table_names_topic, compacted=True)
     records = dict.fromkeys((b"%d" % number for number in range(100_100)), b"")
-    deliver(settings, topic, records, operation="note", hint="see that Kafka runs")
+    deliver(topics.settings, topic, records, operation="note", hint="see that Kafka runs")
     with topics.reader(topic) as reader:
         assert reader.bounds() == (0, len(records))

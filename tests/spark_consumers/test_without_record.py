@@ -46,16 +46,29 @@ def put_back(pipeline: Pipeline, name: str, epochs: int) -> None:
     catalog.set_properties(table, values)
 
 
+def without_epochs(pipeline: Pipeline) -> None:
+    """Lose the record of epochs between two runs."""
+    pipeline.restart()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+
+
+def at_one_lsn(pipeline: Pipeline) -> None:
+    """Leave all tables at the first epoch, and no record of epochs."""
+    pipeline.publisher.announce(*TABLES)
+    every(pipeline, 1)
+    pipeline.apply()
+    without_epochs(pipeline)
+
+
 def at_three_lsns(pipeline: Pipeline) -> None:
     """Leave each table at an epoch of its own, and no record of epochs."""
     pipeline.publisher.announce(*TABLES)
     for number in (1, 2, 3):
         every(pipeline, number)
         pipeline.apply()
-    pipeline.restart()
+    without_epochs(pipeline)
     put_back(pipeline, "first", 2)
     put_back(pipeline, "second", 1)
-    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
 
 
 def test_tables_at_three_lsns_without_a_record_lack_nothing(
@@ -92,11 +105,7 @@ def test_events_of_transactions_that_kafka_has_deleted_are_not_judged(
 def test_tables_at_one_lsn_without_a_record_are_judged_all(new_pipeline: NewPipeline) -> None:
     """Also one that the first transaction which Kafka still has brings nothing."""
     pipeline = new_pipeline()
-    pipeline.publisher.announce(*TABLES)
-    every(pipeline, 1)
-    pipeline.apply()
-    pipeline.restart()
-    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    at_one_lsn(pipeline)
     for table, number in ((TABLES[1], 2), (TABLES[0], 3)):
         with pipeline.publisher.transaction() as t:
             t.insert(table, {"id": number})
@@ -115,11 +124,7 @@ def test_tables_are_not_whole_where_the_first_transaction_comes_behind_a_gap(
 ) -> None:
     """The topic was made again: it begins at offset 0, and lacks what came before."""
     pipeline = new_pipeline()
-    pipeline.publisher.announce(*TABLES)
-    every(pipeline, 1)
-    pipeline.apply()
-    pipeline.restart()
-    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    at_one_lsn(pipeline)
     every(pipeline, 2)
     make_again(pipeline, transaction_topic(pipeline.kafka.topic_prefix))
     every(pipeline, 3)
