@@ -47,15 +47,20 @@ def deliver(
 
     producer = make_client(Producer, {**client_options(kafka), **_OPTIONS})
     deadline = time.monotonic() + _DEADLINE_S
-    try:
-        for key, value in records.items():
-            while len(producer) >= _QUEUED_MAX and not refused and time.monotonic() < deadline:
-                producer.poll(_POLL_S)
-                while_waiting()
-            producer.produce(topic, value, key, partition, on_delivery=delivered)
-        while len(producer) and not refused and time.monotonic() < deadline:
+
+    def down_to(left: int) -> bool:
+        """Wait until at most so few records wait; tell whether that came in time."""
+        while len(producer) > left and not refused and time.monotonic() < deadline:
             producer.poll(_POLL_S)
             while_waiting()
+        return len(producer) <= left and not refused
+
+    try:
+        for key, value in records.items():
+            if not down_to(_QUEUED_MAX):
+                break
+            producer.produce(topic, value, key, partition, on_delivery=delivered)
+        down_to(0)
     except KafkaException as error:
         raise kafka_error(error, operation, topic) from error
     if refused:
