@@ -23,8 +23,8 @@ from psycopg.conninfo import make_conninfo
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord
-from schemas.lsn import parse_lsn
 from schemas.settings import KafkaSettings, SourceSettings
+from schemas.timelines import switch_points
 from spark_consumers.kafka.progress import ProgressTail
 from spark_consumers.kafka.reader import TopicOffsets
 
@@ -270,21 +270,11 @@ def _history(
     if row is not None and row[0]:
         query = "SELECT slotfailover.timeline_history(%s)"
         row = connection.execute(query, [timeline]).fetchone()
-        return None if row is None or row[0] is None else _switch_points(row[0])
+        return None if row is None or row[0] is None else switch_points(row[0])
     with contextlib.suppress(psycopg.Error), walsender_of(connection, source) as walsender:
         row = walsender.execute(f"TIMELINE_HISTORY {timeline}".encode()).fetchone()
-        return None if row is None else _switch_points(row[1])
+        return None if row is None else switch_points(row[1])
     return None
-
-
-def _switch_points(history: str) -> dict[int, int]:
-    """Parse a history file: lines of a timeline, a tab, the LSN where it was left, a reason."""
-    lines = (line.split("\t") for line in history.splitlines())
-    return {
-        int(fields[0]): parse_lsn(fields[1].strip())
-        for fields in lines
-        if len(fields) > 1 and fields[0].strip().isdigit()
-    }
 
 
 def _progress(source: SourceSettings, kafka: KafkaSettings) -> ProgressRecord:

@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.lsn import format_lsn, parse_lsn
+from schemas.timelines import switch_points
 from services.bridge import compiled
 from services.bridge.compiled import Messages, new_messages
 from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
@@ -136,12 +137,7 @@ class ReplicationConnection:
         if timeline == 1:
             return {}
         content = self._execute(f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
-        points = {}
-        for line in content.decode("utf-8", "replace").splitlines():
-            fields = line.split("\t")
-            if len(fields) >= 2 and fields[0].strip().isdigit():
-                points[int(fields[0])] = parse_lsn(fields[1].strip())
-        return points
+        return switch_points(content.decode("utf-8", "replace"))
 
     def create_slot(
         self, *, two_phase: bool, export: bool, deadline_s: float, while_waiting: Callable[[], None]
