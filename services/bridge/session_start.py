@@ -317,7 +317,7 @@ class _Opening:
             table_names=self._table_names,
             while_waiting=self._waiting,
         )
-        if self._table_names is not None:  # what the stream is refused for must be known again
+        if self._table_names is not None:  # a session that refuses a table at once leaves its name
             self._table_names.write(0)
         envelope = Envelope(
             *(self._prefix, primary.server.database, timeline, relations.describe),

@@ -22,7 +22,7 @@ class NotedNames(Protocol):
     """The names that earlier sessions knew, kept where the next one finds them."""
 
     @property
-    def noted(self) -> set[tuple[int, Name]]:
+    def noted(self) -> Collection[tuple[int, Name]]:
         """The names that were noted at the session's start, each (pg_class.oid, name)."""
 
     def note(self, names: Iterable[tuple[int, Name]]) -> None:

@@ -15,7 +15,7 @@ when it has lost records, or was made again (`partition_ends`).
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -27,22 +27,17 @@ from services.bridge.sink.partition_ends import NOTED_EVERY_S
 from services.bridge.sink.topics import Topics
 from services.kafka.delivery import deliver
 from services.kafka.records import READ_DEADLINE_S, parse_record
+from services.postgres.server import Server
 
 logger = structlog.get_logger(__name__)
 
+Noted = tuple[int, tuple[str, str]]
+"""pg_class.oid, and a table's schema and name."""
 _HINT: Final = "see that Kafka runs, and that the bridge may write to this topic"
 
 
-class Cluster(Protocol):
-    """A server, by what identifies its cluster."""
-
-    @property
-    def system_identifier(self) -> str:
-        """The cluster's number in pg_control_system()."""
-
-
 def noted_names(
-    topics: Topics, naming: Naming, server: Cluster, *, make: bool = False
+    topics: Topics, naming: Naming, server: Server, *, make: bool = False
 ) -> "TableNames | None":
     """Return the noted names; None where the settings hide nothing, so that no name matters.
 
@@ -63,7 +58,7 @@ def noted_names(
 
 
 class TableNames:
-    """The names in `<prefix>.table_names`, each (oid, (schema, table)).
+    """The names in `<prefix>.table_names`.
 
     Names of another cluster are not among them: its oids tell nothing of this one's.
     """
@@ -73,14 +68,16 @@ class TableNames:
         self._topics = topics
         self._topic = topic
         self._system_identifier = system_identifier
-        self._pending: deque[tuple[int, tuple[str, str]]] = deque()
+        self._pending: deque[Noted] = deque()
         self._ends: dict[Partition, PartitionEnd] = {}
         self._dropped: list[bytes] = []
         self._dropped_lsn = 0
         self._due = 0.0
-        found = self._read() if topics.has(topic) else {}
-        self._known = {k: n for k, n in found.items() if n.system_identifier == system_identifier}
-        self._foreign = [*found.keys() - self._known.keys()]
+        self._foreign: list[bytes] = []
+        self._keys: dict[Noted, bytes] = {}
+        """Name -> the key of its record."""
+        if topics.has(topic):
+            self._read()
         if self._foreign:
             logger.warning(
                 "not judged: whether tables were renamed that settings hide something of, as "
@@ -89,7 +86,7 @@ class TableNames:
                 names=len(self._foreign),
             )
 
-    def _read(self) -> dict[bytes, TableName]:
+    def _read(self) -> None:
         known: dict[bytes, TableName] = {}
         with self._topics.reader(self._topic) as reader:
             low, end = reader.bounds()
@@ -100,14 +97,18 @@ class TableNames:
                     known.pop(name, None)
                 else:
                     known[name] = parse_record(TableName, self._topic, offset, value)
-        return known
+        for name, one in known.items():
+            if one.system_identifier == self._system_identifier:
+                self._keys[one.oid, (one.schema_, one.table)] = name
+            else:
+                self._foreign.append(name)
 
     @property
-    def noted(self) -> set[tuple[int, tuple[str, str]]]:
-        """The names that were noted at the session's start, each (pg_class.oid, name)."""
-        return {(one.oid, (one.schema_, one.table)) for one in self._known.values()}
+    def noted(self) -> Collection[Noted]:
+        """The names that were noted at the session's start."""
+        return self._keys.keys()
 
-    def note(self, names: Iterable[tuple[int, tuple[str, str]]]) -> None:
+    def note(self, names: Iterable[Noted]) -> None:
         """Keep these, too, from the next Kafka transaction on."""
         self._pending.extend(names)
 
@@ -116,7 +117,7 @@ class TableNames:
 
         `there`: the oids in the catalog, as it was before `lsn`.
         """
-        self._dropped = [key for key, one in self._known.items() if one.oid not in there]
+        self._dropped = [key for (oid, _), key in self._keys.items() if oid not in there]
         self._dropped_lsn = lsn
 
     def write(self, end_lsn: int) -> bool:
