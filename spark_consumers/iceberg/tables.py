@@ -228,9 +228,10 @@ class Tables:
             if problem and later:
                 all_shapes, given = [shape, *later], now
                 now = rules.agreeing_rule(given, all_shapes, Layout(shape, state.rule))
-                if rules.difference(shape, state.rule, now):
-                    now = rules.rule_as_of(given, all_shapes, state.columns, _OTHER_RULE_HINT)
                 problem = rules.difference(shape, state.rule, now)
+                if problem:
+                    now = rules.rule_as_of(given, all_shapes, state.columns, _OTHER_RULE_HINT)
+                    problem = rules.difference(shape, state.rule, now)
             had = Layout(shape, now, kept)
             problem = problem or rules.wrong_columns(had, state.columns)
         if problem:
