@@ -244,9 +244,11 @@ class PostgresServer:
             shutil.rmtree(self.data)
 
     def discard(self) -> None:
-        """Kill the server and delete its data."""
+        """Kill the server and delete its data, also what a rejoin has moved aside."""
         self.kill()
         self.remove_data()
+        for aside in self.data.parent.glob(f"{self.data.name}.before-*"):
+            shutil.rmtree(aside)
 
     def run_tool(
         self,

@@ -43,5 +43,5 @@ def test_the_documented_base_backup_makes_a_sound_pair(local_bed: Bed, tmp_path:
 
         eventually(sound, what="check finds nothing wrong", timeout_s=40, interval_s=0.5)
     finally:
-        standby.kill()
-        primary.kill()
+        standby.discard()
+        primary.discard()

@@ -25,4 +25,4 @@ def third_standby(trio: Trio, bed: Bed) -> Iterator[PostgresServer]:
         tell(trio.primary, named, "SELECT pg_reload_conf()")
         yield third
     finally:
-        third.kill()
+        third.discard()

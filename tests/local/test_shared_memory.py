@@ -1,5 +1,6 @@
 """A killed server leaves nothing in the kernel once its data are deleted."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
+from tests.providers.memory import delete_left_behind
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -48,6 +50,18 @@ def test_shared_memory_of_a_killed_owners_servers_is_removed(folder: Path) -> No
     assert segment in known(), done.stderr
     with Bed(folder / "bed", lazy=True):
         assert segment not in known()
+
+
+def test_folders_of_killed_runs_are_deleted_and_those_of_living_ones_stay(folder: Path) -> None:
+    killed, living = folder / "slotbridge-killed", folder / "slotbridge-living"
+    subprocess.run([sys.executable, "-c", KILLED, killed], capture_output=True, check=False)
+    assert (killed / "subscriber").exists()
+    with Bed(living, lazy=True):
+        assert not delete_left_behind(folder), "they may be about to be locked"
+        for made in (killed, living):
+            os.utime(made / "lock", (0, 0))
+        assert delete_left_behind(folder) == [killed]
+    assert living.exists() and not killed.exists()
 
 
 def started(server: PostgresServer) -> int:
