@@ -19,7 +19,7 @@ from benchmarks.race.process_metrics import usage
 from benchmarks.tables.contenders import EVENTS_AN_EPOCH, Ours, Plain
 from benchmarks.tables.freshness import freshness
 from benchmarks.tables.rig import Rig, rig
-from benchmarks.tables.source import Source
+from benchmarks.tables.source import Form, Source
 
 
 def measure(given: Rig, contender: Ours | Plain, load: str, rows: int) -> dict[str, Any]:
@@ -57,6 +57,8 @@ def main() -> None:
     parser.add_argument("--freshness-seconds", type=float, default=60.0, help="0: not measured")
     parser.add_argument("--freshness-rows-per-s", type=int, default=500)
     parser.add_argument("--key-index", action="store_true", help="tables.key_index")
+    parser.add_argument("--uuid", action="store_true", help="keys without order, not integers")
+    parser.add_argument("--toast-bytes", type=int, default=0, help="a text that updates leave out")
     options = parser.parse_args()
     with rig(
         driver_memory="3g",
@@ -70,9 +72,10 @@ def main() -> None:
 
 
 def _lines(given: Rig, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    source = Source(given.servers)
+    form = Form(options.uuid, options.toast_bytes)
+    source = Source(given.servers, form=form)
     ours = Ours(given.spark, given.settings)
-    plain = Plain(given.spark, given.settings, given.folder)
+    plain = Plain(given.spark, given.settings, given.folder, form)
     asked = options.contenders.split(",")
     contenders = [c for c, name in ((ours, "slottables"), (plain, "plain")) if name in asked]
     source.write("insert", options.events)

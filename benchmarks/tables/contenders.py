@@ -11,18 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from benchmarks.tables.source import PARTITIONS, TOPIC
+from benchmarks.tables.source import PARTITIONS, TOPIC, Form
+from schemas.events import UNAVAILABLE
 from schemas.settings import Settings
 from spark_consumers.epochs import job
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.kafka.reader import TopicOffsets, reader_options
 
 EVENTS_AN_EPOCH = 50_000
-_ROW = (
-    "before struct<aid: int, bid: int, abalance: int, filler: string>,"
-    " after struct<aid: int, bid: int, abalance: int, filler: string>, op string,"
-    " source struct<lsn: bigint>"
-)
 
 
 class Ours:
@@ -76,15 +72,21 @@ class Plain:
 
     name = "foreachBatch MERGE"
 
-    def __init__(self, spark: SparkSession, settings: Settings, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, settings: Settings, folder: Path, form: Form) -> None:
         assert settings.kafka
+        key = "string" if form.uuid else "int"
+        row = f"struct<aid: {key}, bid: int, abalance: int, filler: string>"
+        self._event = f"before {row}, after {row}, op string, source struct<lsn: bigint>"
+        self._filler = "s.filler"
+        if form.toast_bytes:
+            self._filler = f"if(s.filler = '{UNAVAILABLE}', t.filler, s.filler)"
         self._spark, self._kafka, self._folder = spark, settings.kafka, folder
         self._starts, self._streams = "earliest", 0
         self._table = "slotbridge.plain.accounts"
         self._batches: list[tuple[int, float]] = []
         spark.sql("CREATE NAMESPACE IF NOT EXISTS slotbridge.plain")
         spark.sql(
-            f"CREATE TABLE {self._table} (aid int, bid int, abalance int, filler string)"
+            f"CREATE TABLE {self._table} (aid {key}, bid int, abalance int, filler string)"
             " USING iceberg TBLPROPERTIES ('format-version' = '2')"
         )
 
@@ -117,7 +119,7 @@ class Plain:
 
     def _merge(self, records: DataFrame, _batch: int) -> None:
         started = time.monotonic()
-        value = F.from_json(F.col("value").cast("string"), _ROW).alias("e")
+        value = F.from_json(F.col("value").cast("string"), self._event).alias("e")
         events = records.select(value, "offset").select("e.*", "offset").persist()
         row = F.coalesce("after", "before").alias("row")
         changes = events.select(row, "op", F.col("source.lsn").alias("lsn"), "offset")
@@ -129,7 +131,7 @@ class Plain:
             f"MERGE INTO {self._table} t USING plain_changes s ON t.aid = s.aid"
             " WHEN MATCHED AND s.op = 'd' THEN DELETE"
             " WHEN MATCHED THEN UPDATE SET t.bid = s.bid, t.abalance = s.abalance,"
-            " t.filler = s.filler"
+            f" t.filler = {self._filler}"
             " WHEN NOT MATCHED AND s.op <> 'd' THEN INSERT (aid, bid, abalance, filler)"
             " VALUES (s.aid, s.bid, s.abalance, s.filler)"
         )

@@ -1,15 +1,18 @@
 """Writes events as the bridge does, transaction by transaction."""
 
+import hashlib
 import json
 import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from schemas.events import schema_topic, transaction_topic
+from schemas.events import UNAVAILABLE, schema_topic, transaction_topic
 from services.bridge.sink.options import IN_FLIGHT
 
 PREFIX = "bench"
@@ -18,8 +21,39 @@ TOPIC = f"{PREFIX}.public.{TABLE}"
 PARTITIONS = 2
 ROWS_A_TRANSACTION = 10
 Serialize = Callable[[str], bytes]
-_COLUMNS = (("aid", "int4"), ("bid", "int4"), ("abalance", "int4"), ("filler", "text"))
 _FILLER = "x" * 40
+
+
+class Form(NamedTuple):
+    """The rows of the source's tables: (aid int4 or uuid, bid int4, abalance int4, filler text).
+
+    `toast_bytes`: the length of a filler that PostgreSQL stores out of line, so that updates leave
+    it out; 0: 40 bytes, which they have.
+    """
+
+    uuid: bool = False
+    toast_bytes: int = 0
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """The columns' names and PostgreSQL types."""
+        key = "uuid" if self.uuid else "int4"
+        return ("aid", key), ("bid", "int4"), ("abalance", "int4"), ("filler", "text")
+
+    def key(self, number: int) -> str:
+        """The JSON of the row's key; uuids of successive rows are in no order."""
+        if not self.uuid:
+            return str(number)
+        return f'"{uuid.UUID(bytes=hashlib.md5(str(number).encode()).digest())}"'
+
+    def filler(self, op: str, source: random.Random) -> str:
+        """The filler of a row in an event."""
+        if not self.toast_bytes:
+            return _FILLER
+        return source.randbytes(self.toast_bytes // 2).hex() if op == "c" else UNAVAILABLE
+
+
+_NARROW = Form()
 
 
 class Source:
@@ -30,6 +64,7 @@ class Source:
         servers: str,
         tables: Sequence[str] = (TABLE,),
         *,
+        form: Form = _NARROW,
         key: Serialize = str.encode,
         value: Serialize = str.encode,
     ) -> None:
@@ -47,7 +82,7 @@ class Source:
             }
         )
         self._producer.init_transactions(30)
-        self._tables = [_Table(name) for name in tables]
+        self._tables = [_Table(name, form) for name in tables]
         own = {schema_topic(PREFIX): 1, transaction_topic(PREFIX): 1}
         own |= {table.topic: PARTITIONS for table in self._tables}
         self._admin = AdminClient({"bootstrap.servers": servers})
@@ -58,7 +93,7 @@ class Source:
             future.result(30)
         self._producer.begin_transaction()
         for table in self._tables:
-            self._producer.produce(schema_topic(PREFIX), _shape(table.name), "{}")
+            self._producer.produce(schema_topic(PREFIX), _shape(table.name, form), "{}")
         self._producer.commit_transaction(30)
         self.commit_lsn = 1000
 
@@ -98,8 +133,8 @@ class Source:
 class _Table:
     """A table's rows, and the next change of one."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, form: Form) -> None:
+        self.name, self._form = name, form
         self.topic = f"{PREFIX}.public.{name}"
         self._next = 0
         self._live: list[int] = []
@@ -107,10 +142,11 @@ class _Table:
 
     def event(self, load: str, commit_lsn: int, seq: int) -> tuple[str, str]:
         """Value and key of an event of a load."""
-        op, aid = self._change({"insert": "c", "update": "u"}.get(load) or "ucud")
+        op, number = self._change({"insert": "c", "update": "u"}.get(load) or "ucud")
+        aid = self._form.key(number)
         row = (
-            f'{{"aid":{aid},"bid":{aid // 100_000},"abalance":{self._random.randrange(10**6)},'
-            f'"filler":"{_FILLER}"}}'
+            f'{{"aid":{aid},"bid":{number // 100_000},"abalance":{self._random.randrange(10**6)},'
+            f'"filler":"{self._form.filler(op, self._random)}"}}'
         )
         before, after = (row, "null") if op == "d" else ("null", row)
         now_us = int(time.time() * 1_000_000)
@@ -137,10 +173,10 @@ class _Table:
         return op, aid
 
 
-def _shape(table: str) -> str:
+def _shape(table: str, form: Form) -> str:
     columns = [
         {"name": name, "type": kind, "type_oid": 0, "typmod": -1, "key": name == "aid"}
-        for name, kind in _COLUMNS
+        for name, kind in form.columns
     ]
     event = {
         "schema": "public",
