@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 
 from schemas.lsn import format_lsn, parse_lsn
+from schemas.timelines import switch_points
 
 History = tuple[tuple[int, int], ...]
 """(timeline, LSN where the next one left it), oldest first; empty on timeline 1."""
@@ -96,9 +97,8 @@ def without_milestone(comment: str) -> str:
 
 
 def parse_history(text: str) -> History:
-    """Parse a history file: `timeline TAB lsn TAB reason` a line, oldest first; skip comments."""
-    lines = (line.split("\t") for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return tuple((int(line[0]), parse_lsn(line[1])) for line in lines if len(line) > 1)
+    """Parse the text of a history file, oldest timeline first."""
+    return tuple(switch_points(text).items())
 
 
 def began(history: History, timeline: int) -> int | None:
