@@ -174,7 +174,7 @@ EQUAL = {
 def test_audits_under_load_and_planted_differences(live: tuple[Pipeline, str]) -> None:
     pipeline, conninfo = live
     with beside(writer(pipeline)), beside(load(conninfo)):
-        for _ in range(3):
+        for _ in range(2):
             found = audit(pipeline)
             assert {one.table: one.verdict for one in found} == EQUAL, told(found)
             assert exit_code(found, named=False) == ExitCode.OK
