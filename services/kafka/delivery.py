@@ -14,11 +14,12 @@ ANY_PARTITION: Final = -1
 _DEADLINE_S: Final = 30.0
 _POLL_S: Final = 0.05
 _QUEUED_MAX: Final = 50_000
-"""Records that wait in the client, which takes 100,000 (queue.buffering.max.messages)."""
+"""Records that wait in the client."""
 _OPTIONS: Final = {
     "acks": "all",
     "enable.idempotence": True,
     "linger.ms": 0,
+    "queue.buffering.max.messages": 2 * _QUEUED_MAX,
     "compression.type": "lz4",
     "partitioner": "murmur2_random",
 }

@@ -167,19 +167,24 @@ class TableCatalog(NamedTuple):
 
     names: dict[int, tuple[str, str]]
     """pg_class.oid -> (schema, table)."""
+    complete: bool
+    """Whether no transaction ran: one that waits for a standby has committed and is not seen yet,
+    though logical decoding sends it."""
     lsn: int
 
 
 def table_catalog(connection: Connection) -> TableCatalog:
     """Return every table of the database, published or not."""
     rows = connection.execute(
-        "SELECT c.oid::bigint, n.nspname::text, c.relname::text"
+        "SELECT c.oid::bigint, n.nspname::text, c.relname::text,"
+        "       (SELECT pg_snapshot_xmin(s) = pg_snapshot_xmax(s) FROM pg_current_snapshot() s)"
         "  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND c.oid >= 16384"
     ).fetchall()
     lsn = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
     assert lsn is not None
-    return TableCatalog({oid: (schema, table) for oid, schema, table in rows}, int(lsn[0]))
+    names = {oid: (schema, table) for oid, schema, table, _ in rows}
+    return TableCatalog(names, any(complete for *_, complete in rows), int(lsn[0]))
 
 
 def published_columns(

@@ -1,7 +1,8 @@
 """Tables that the source renames or moves, through a running bridge: what was hidden stays so."""
 
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import psycopg
@@ -11,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from schemas.errors import ExitCode
 from schemas.events import table_names_topic
 from services.demo.copies import committed
+from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recordings.scenario import STREAMED_ALWAYS
 from tests.bridge.running import Bridge
@@ -46,6 +48,16 @@ def conninfo(pair: Provider, fresh_database: str) -> str:
         connection.execute("CREATE SCHEMA pay CREATE TABLE salaries (id int PRIMARY KEY, n text)")
         connection.execute("INSERT INTO pay.salaries VALUES (1, 'secret-n')")
     return conninfo
+
+
+@pytest.fixture
+def wait_for(pair: Provider) -> Iterator[Callable[[str], None]]:
+    """Let commits wait for a standby; for those of before at the end."""
+    with psycopg.connect(pair.primary.conninfo(), autocommit=True) as connection:
+        row = connection.execute("SHOW synchronous_standby_names").fetchone()
+    assert row is not None
+    yield lambda name: set_parameter(pair.primary, "synchronous_standby_names", name)
+    set_parameter(pair.primary, "synchronous_standby_names", row[0])
 
 
 def _make(connection: psycopg.Connection[Any]) -> None:
@@ -189,3 +201,61 @@ def test_a_table_without_events_stays_hidden_though_it_is_renamed_between_two_se
     records = committed(bridge.kafka.bootstrap_servers, table_names_topic(bridge.prefix))
     noted = [(found["schema"], found["table"]) for found in map(json.loads, keys(records))]
     assert noted[:2] == [("pay", "salaries"), ("public", "later")]
+
+
+def test_slot_does_not_pass_a_name_before_it_is_noted(
+    conninfo: str, new_bridge: NewBridge, wait_for: Callable[[str], None]
+) -> None:
+    """While commits wait for the bridge, it confirms WAL without events at once."""
+    shaping = {"exclude": ["pay.*"]}
+    bridge = new_bridge(conninfo, shaping=shaping, heartbeat_interval_ms=2_000).start().streaming()
+    wait_for(f'"slotbridge_{bridge.slot}"')
+    eventually(
+        lambda: bridge.progress()[-1].ahead_lsn > bridge.progress()[-1].end_lsn,
+        what="the bridge knows that commits wait for it",
+    )
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE pay.load (id int PRIMARY KEY, n text)")
+        connection.execute("INSERT INTO pay.load VALUES (1, 'secret-n')")
+        connection.execute("ALTER TABLE pay.load SET SCHEMA public")
+        connection.execute("SET synchronous_commit = local")
+        connection.execute("INSERT INTO public.load VALUES (2, 'secret-n')")
+    _refused(bridge, "public.load", "pay.load", "shaping.exclude")
+    wait_for("")
+    _refused(bridge.start(), "public.load", "pay.load", "shaping.exclude")
+
+
+def test_a_table_whose_commit_waits_for_a_standby_is_not_taken_for_a_dropped_one(
+    conninfo: str, new_bridge: NewBridge, wait_for: Callable[[str], None]
+) -> None:
+    """It is decoded before any snapshot of the database has it."""
+    bridge = new_bridge(conninfo, shaping={"exclude": ["pay.*"]}).start().streaming()
+
+    def noted() -> list[bytes | None]:
+        return [value for key, value in bridge.records("table_names") if b"load" in (key or b"")]
+
+    def make() -> None:
+        with psycopg.connect(conninfo) as connection:
+            connection.execute("CREATE TABLE pay.load (id int PRIMARY KEY, n text)")
+            connection.execute("INSERT INTO pay.load VALUES (1, 'secret-n')")
+
+    wait_for("nobody")
+    maker = threading.Thread(target=make)
+    try:
+        maker.start()
+        eventually(lambda: bool(noted()), what="the name is noted", timeout_s=60)
+        bridge.kill()
+        bridge.start().streaming()
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = local")
+            connection.execute("INSERT INTO customers VALUES (1)")
+        bridge.caught_up()
+        assert maker.is_alive() and [value is None for value in noted()] == [False]
+    finally:
+        wait_for("")
+        maker.join(60)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("ALTER TABLE pay.load SET SCHEMA public")
+        connection.execute("INSERT INTO public.load VALUES (2, 'secret-n')")
+    _refused(bridge, "public.load", "pay.load", "shaping.exclude")
+    _refused(bridge.start(), "public.load", "pay.load", "shaping.exclude")

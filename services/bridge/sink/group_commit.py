@@ -116,7 +116,13 @@ class GroupCommit:
     @property
     def settled(self) -> bool:
         """Whether nothing that was taken is missing in Kafka."""
-        return not (self._producer.open or self._waiting or self._committing is not None)
+        waits = self._producer.open or self._waiting or self._names_wait
+        return not (waits or self._committing is not None)
+
+    @property
+    def _names_wait(self) -> bool:
+        """Whether names of tables are to be noted, which the slot must not pass before."""
+        return self._table_names is not None and self._table_names.pending
 
     @property
     def uncommitted(self) -> bool:
@@ -200,6 +206,8 @@ class GroupCommit:
         """End all work. A commit in progress may or may not succeed; `failure` tells its error."""
         if self._claim_checks is not None:
             self._claim_checks.cancel()
+        if self._table_names is not None:
+            self._table_names.cancel()
         self._producer.cancel()
         self._pool.shutdown(wait=True)
         if self._committing is not None:
@@ -256,7 +264,7 @@ class GroupCommit:
             self._grouped = 0
         content = bool(batch.events or batch.staging)
         if self._heartbeat.commits_wait:
-            waits = content or batch.position.end_lsn > self._ledger.ahead
+            waits = content or self._names_wait or batch.position.end_lsn > self._ledger.ahead
             self._due = min(self._due, now if waits else now + self._heartbeat.interval_s)
         elif not content:
             self._due = min(self._due, now + self._age_max_s)

@@ -4,14 +4,15 @@ Such a table may have no events, so that nothing else in Kafka tells its oid.
 
     note             in the session's thread, while a relation is described
     write            at the session's start, before the stream
-    require_noted    before each commit to Kafka, in its thread: the slot does not pass a name that
-                     is not noted
+    require_noted    before each commit to Kafka, in its thread
+    pending          while a name waits for that, the slot is not confirmed further
 
 The records are outside of Kafka transactions: they hold whatever becomes of the changes around
 them. Where the topic ends is noted in the progress record as of all others, so that a start tells
 when it has lost records, or was made again (`partition_ends`).
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -19,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from schemas.errors import Retryable
 from schemas.events import table_names_topic
 from schemas.naming import Naming
 from schemas.schema_events import TableName
@@ -74,6 +76,7 @@ class TableNames:
         self._dropped_lsn = 0
         self._due = 0.0
         self._foreign: list[bytes] = []
+        self._cancelled = threading.Event()
         self._keys: dict[Noted, bytes] = {}
         """Name -> the key of its record."""
         if topics.has(topic):
@@ -112,10 +115,19 @@ class TableNames:
         """Keep these, too, from the next Kafka transaction on."""
         self._pending.extend(names)
 
+    @property
+    def pending(self) -> bool:
+        """Whether a name waits for the next commit to Kafka."""
+        return bool(self._pending)
+
+    def cancel(self) -> None:
+        """Let a write in another thread give up soon."""
+        self._cancelled.set()
+
     def forget_dropped(self, there: Collection[int], lsn: int) -> None:
         """Let go of the tables that are not `there` once all before `lsn` is published.
 
-        `there`: the oids in the catalog, as it was before `lsn`.
+        `there`: the oids in the catalog, as it was before `lsn`, while no transaction ran.
         """
         self._dropped = [key for (oid, _), key in self._keys.items() if oid not in there]
         self._dropped_lsn = lsn
@@ -139,8 +151,22 @@ class TableNames:
             records[record] = record
         if records:
             operation = "note the names of tables"
-            deliver(self._topics.settings, self._topic, records, operation=operation, hint=_HINT)
+            deliver(
+                *(self._topics.settings, self._topic, records),
+                operation=operation,
+                hint=_HINT,
+                while_waiting=self._require_going_on,
+            )
         return bool(records)
+
+    def _require_going_on(self) -> None:
+        if self._cancelled.is_set():
+            raise Retryable(
+                "the session ends",
+                operation="note the names of tables",
+                subject=self._topic,
+                hint="nothing to do: the next session notes them",
+            )
 
     def require_noted(self, end_lsn: int) -> dict[Partition, PartitionEnd]:
         """Write as `write`; return where the topic ends. `end_lsn`: of the commit.
