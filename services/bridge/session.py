@@ -10,6 +10,7 @@ after a crash.
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
@@ -35,6 +36,8 @@ from services.postgres.server import Server
 logger = structlog.get_logger(__name__)
 
 WAIT_MAX_S: Final = 0.2
+_JUDGED_ANEW: Final = itertools.count(1)
+"""The numbers of this process's sessions that ended because a partition is to be described anew."""
 
 
 class Ending(Protocol):
@@ -147,8 +150,15 @@ class Session:
         """
         try:
             self._parts.pipeline.take_all(messages, now_us)
-        except DescriptionOutdated:
+        except DescriptionOutdated as error:
             self._parts.group_commit.finish()
+            logger.warning(
+                "a new session is needed: the change may be of a partition that is another by now",
+                partition=str(error.leaf),
+                sessions=next(_JUDGED_ANEW),
+                hint="where changes from before its ALTER TABLE remain, each change of it that an "
+                "update elsewhere follows costs a session (docs/SHAPING.md, Partitions)",
+            )
             raise
 
     def _keepalive(self, item: Keepalive) -> None:

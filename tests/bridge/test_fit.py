@@ -413,6 +413,43 @@ def test_a_hidden_change_that_was_prepared_is_refused_after_a_restart(
     assert [event["op"] for event in bridge.events("t")] == ["c", "c"]
 
 
+@pytest.mark.parametrize(
+    ("altered", "on_refused"),
+    [("before", "stop"), ("before", "dead_letter"), ("inside", "stop"), ("after", "stop")],
+)
+def test_a_mended_partition_stops_no_prepared_transaction_of_another(
+    altered: str,
+    on_refused: str,
+    partly_hidden: tuple[str, psycopg.Connection[Any]],
+    new_bridge: NewBridge,
+) -> None:
+    """Kafka does not keep what an earlier transaction has told, and what may differ by then."""
+    conninfo, connection = partly_hidden
+    alter: LiteralString = "ALTER TABLE t2 REPLICA IDENTITY FULL"
+    settings = {"publication": "root", "on_refused": on_refused, "two_phase": True}
+    bridge = new_bridge(conninfo, shaping=FILTERED, **settings).start().streaming()
+    _add_t2(connection, "(1, 'a', 'x')", "(101, 'a', 'x')")
+    bridge.caught_up()
+    if altered == "before":
+        connection.execute(alter)
+    connection.execute("BEGIN")
+    if altered == "inside":
+        connection.execute(alter)
+    connection.execute("UPDATE t SET note = 'y' WHERE id = 1")
+    connection.execute("PREPARE TRANSACTION 'mended'")
+    bridge.caught_up()
+    connection.execute("COMMIT PREPARED 'mended'")
+    if altered == "after":
+        _stopped(bridge, ExitCode.RECORD_REFUSED, "partition public.t2", "DEFAULT (id)")
+        connection.execute(alter)
+        bridge.start()
+    bridge.caught_up()
+    assert bridge.stop() == ExitCode.OK, bridge.output
+    events = [(event["op"], event["after"]["id"]) for event in bridge.events("t")]
+    assert sorted(events) == [("c", 1), ("c", 101), ("u", 1)]
+    assert bridge.output.count("session lost: starting a new one") == 1
+
+
 @pytest.mark.parametrize("on_refused", ["stop", "dead_letter"])
 def test_a_partition_whose_identity_was_mended_stops_no_other(
     on_refused: str, partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
@@ -433,6 +470,31 @@ def test_a_partition_whose_identity_was_mended_stops_no_other(
     ]
     assert sorted(events) == [("c", 1), ("c", 101), ("d", 101), ("u", 1)]
     assert bridge.output.count("session lost: starting a new one") == 1
+
+
+def test_each_change_before_an_identity_was_mended_may_cost_a_session(
+    partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
+) -> None:
+    """An update names no partition: where a backlog has many, the log tells the number."""
+    conninfo, connection = partly_hidden
+    bridge = new_bridge(conninfo, shaping=FILTERED, publication="root").start().streaming()
+    assert bridge.stop() == ExitCode.OK
+    _add_t2(connection, "(1, 'a', 'x')")
+    for number in range(2):
+        connection.execute("INSERT INTO t VALUES (%s, 'a', 'x')", [101 + number])
+        connection.execute("UPDATE t SET note = %s WHERE id = 1", [str(number)])
+    connection.execute("ALTER TABLE t2 REPLICA IDENTITY FULL")
+    connection.execute("UPDATE t SET note = 'z' WHERE id = 101")
+    connection.execute("UPDATE t SET note = 'z' WHERE id = 1")
+    bridge.start().caught_up()
+    assert bridge.stop() == ExitCode.OK, bridge.output
+    assert sorted(event["op"] for event in bridge.events("t")) == [*"ccc", *"uuuu"]
+    told = [line for line in bridge.output.splitlines() if "DEFAULT (id)" in line]
+    told = [line for line in told if "session lost" not in line]
+    assert len(told) == bridge.output.count("session lost: starting a new one") == 2
+    for number, line in enumerate(told, 1):
+        assert f"sessions={number}" in line
+        assert "docs/SHAPING.md" in line
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Envelope:
         self._unsettled: list[int] = []
         self._tombstones = tombstones
         self._metadata = transaction_metadata
-        self._tables: dict[int, tuple[Relation, Table]] = {}
+        self.tables: dict[int, tuple[Relation, Table]] = {}
         self.sent = SentRelations()
         self._judged = 0, 0
         self._counters: dict[str, Counter] = {}
@@ -117,7 +117,7 @@ class Envelope:
         self._texts.begin(stamp)
         self._reset(counts)
         while self._unsettled:
-            self._tables.pop(self._unsettled.pop(), None)
+            self.tables.pop(self._unsettled.pop(), None)
 
     def _reset(self, counts: Mapping[str, int] | None) -> None:
         for counter in self._touched:
@@ -155,7 +155,7 @@ class Envelope:
         It is valid until the server describes the relation anew.
         """
         relation = change.relation
-        known, table = self._tables.get(relation.oid, (None, None))
+        known, table = self.tables.get(relation.oid, (None, None))
         if known is not relation or table is None or relation.oid in self._unsettled:
             return None
         op = "c" if isinstance(change, Insert) else "u"
@@ -271,7 +271,7 @@ class Envelope:
         if judged == self._judged or not all(map(self.sent.former, suspects)):
             return  # where one is certain, a new session would refuse the change too
         self._judged = judged
-        del self._tables[relation.oid]  # made again, with the partitions as they are now
+        del self.tables[relation.oid]  # made again, with the partitions as they are now
         for leaf in self._table(relation, seq).leaves:
             if leaf.outdated and leaf.oid in suspects:
                 raise DescriptionOutdated(leaf, f"{relation.schema}.{relation.table}")
@@ -371,7 +371,7 @@ class Envelope:
         return [Event(*parts[:4], False, table.name, seq, lsn, parts[4])]
 
     def _table(self, relation: Relation, seq: int) -> Table:
-        known = self._tables.get(relation.oid)
+        known = self.tables.get(relation.oid)
         if known is None or known[0] is not relation:
             described = self._describe(relation, self._texts.stamp, seq)
             if described.shape is not None:
@@ -382,7 +382,7 @@ class Envelope:
             fields = self._fields if described.plan.flat else None
             leaves = leaf_identities(relation, described.partitions, self.sent)
             made = (described.plan, counter, self._encoders, described.form, fields)
-            known = self._tables[relation.oid] = relation, Table(*made, leaves=leaves)
+            known = self.tables[relation.oid] = relation, Table(*made, leaves=leaves)
         return known[1]
 
     def _counter(self, table: str) -> Counter:

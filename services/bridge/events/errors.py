@@ -54,12 +54,13 @@ class DescriptionOutdated(Retryable):
 
     def __init__(self, leaf: LeafIdentity, table: str) -> None:
         super().__init__(
-            f"partition {leaf} by an earlier transaction, and another in the catalog: whether a "
+            f"partition {leaf} by an earlier transaction, and maybe another since: whether a "
             "change is hidden is judged anew",
             operation="encode an event",
             subject=table,
             hint="the bridge continues with a new session",
         )
+        self.leaf = leaf
 
 
 def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:

@@ -107,10 +107,13 @@ class Table:
         self.leaves = leaves
         self._partial = {leaf.told for leaf in leaves}
         keys = {source_index for source_index, *_ in self._key}
+        places = {source_index for source_index, *_ in self._places}
+        filtered = plan.rules.filter_columns if plan.rules else ()
+        self._needed = keys.union(places, filtered)
         self._hiding_key = hiding(leaves, keys) if keys else tuple(leaves)
         """Partitions that do not tell the old row's key; without a key, the whole row is needed."""
-        self._hiding_place = hiding(leaves, {source_index for source_index, *_ in self._places})
-        self._hiding_filter = hiding(leaves, plan.rules.filter_columns if plan.rules else ())
+        self._hiding_place = hiding(leaves, places)
+        self._hiding_filter = hiding(leaves, filtered)
 
     def as_told(self, change: RowChange) -> RowChange:
         """Return the change with kind K for an old row that may lack values.
@@ -239,6 +242,11 @@ class Table:
     def skips(self, change: Insert | Update | Delete) -> bool:
         """Tell whether changes like this one are left out."""
         return _OPERATIONS[type(change)] in self.skipped
+
+    def hides(self, leaf: LeafIdentity) -> bool:
+        """Tell whether changes of the partition `leaf` would lack old values that events need."""
+        hidden = not self._key or hiding((leaf,), self._needed)
+        return self.outbox is None and bool(hidden)
 
     def published(self, change: RowChange) -> RowChange | None:
         """Return the change that filters and computed columns make of a change, None for nothing.

@@ -28,7 +28,7 @@ class SentRelations:
         """The relation that was described just before; None behind a change or a partition."""
 
     def begin(self) -> None:
-        """Begin the next transaction that is published."""
+        """Begin the next transaction, or block of a prepared one."""
         self._transaction += 1
         self.settle()
 

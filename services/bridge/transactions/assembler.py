@@ -22,7 +22,7 @@ from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
-from services.bridge.events.rows import Writer
+from services.bridge.events.rows import Table, Writer
 from services.bridge.events.sent_relations import SentRelations
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.errors import misplaced
@@ -114,6 +114,11 @@ class Assembler:
     def sent(self) -> SentRelations:
         """The server's descriptions of relations, those in kept transactions too."""
         return self._envelope.sent
+
+    @property
+    def tables(self) -> Mapping[int, tuple[Relation, Table]]:
+        """The tables that have had events, by oid, each with its relation as it was then."""
+        return self._envelope.tables
 
     @property
     def position(self) -> Position:

@@ -67,7 +67,7 @@ class Prepared:
         self.staged = {record.gid: record for record in staged}
         self._aborted: dict[str, frozenset[int]] = {}
         self._begin: BeginPrepare | None = None
-        self._descriptions = StagedDescriptions(decoder, assembler.sent)
+        self._descriptions = StagedDescriptions(decoder, assembler.sent, assembler.tables)
 
     @property
     def inside(self) -> bool:

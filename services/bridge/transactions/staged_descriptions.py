@@ -5,16 +5,26 @@ server described it last. An update or delete of a root may be of any of its par
 row comes by the partition's replica identity. So one partition of each identity that tells less
 than the root's is described right behind the root, as the server describes partitions: whether an
 old value is hidden depends on the identities, not on how many partitions have them.
+
+A partition that was described before the block may have had another identity by then: the server
+describes it anew before its own next change alone. Where such a description would refuse a change,
+the session ends (DescriptionOutdated) before any of the block is staged: in the next one nothing
+comes before the block, and it has only descriptions that are right for it.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from services.bridge.events.errors import DescriptionOutdated
+from services.bridge.events.leaf_identities import LeafIdentity, hidden_by
+from services.bridge.events.rows import Table
 from services.bridge.events.sent_relations import SentRelations, identity_columns
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.errors import misplaced
+from services.bridge.pgoutput.messages import Delete, Relation, Update
 
+Tables = Mapping[int, tuple[Relation, Table]]
 _RELATION, _TYPE = b"R"[0], b"Y"[0]
 _CHANGES_OF_OLD_ROWS: Final = frozenset(b"UD")
 _OID = struct.Struct("!I")
@@ -22,15 +32,20 @@ _OID_COUNT = struct.Struct("!IB")
 
 
 class StagedDescriptions:
-    """The descriptions of one open block after another, of what `decoder` and `sent` know."""
+    """The descriptions of one open block after another, of what `decoder` and `sent` know.
 
-    def __init__(self, decoder: Decoder, sent: SentRelations) -> None:
+    `tables`: those that have had events, by oid: what they need of old rows.
+    """
+
+    def __init__(self, decoder: Decoder, sent: SentRelations, tables: Tables) -> None:
         self._decoder = decoder
         self._sent = sent
+        self._tables = tables
         self.begin()
 
     def begin(self) -> None:
         """Begin the next block, which has no descriptions yet."""
+        self._sent.begin()
         self._staged: dict[int, tuple[bytes, ...]] = {}
         self._replayed = SentRelations()
         """The relations as the replay of the block will know them."""
@@ -40,11 +55,14 @@ class StagedDescriptions:
         """Note that the server has described something: what is staged may be of another shape."""
         self._current: set[int] = set()
         self._judged: set[int] = set()
+        self._suspects: dict[int, tuple[LeafIdentity, ...]] = {}
+        """By root: partitions that would hide old values, if they still are as described."""
 
     def before(self, payload: bytes, lsn: int) -> Iterator[bytes]:
         """Yield the descriptions that the change `payload` needs and that the block does not have.
 
-        Raise DecodeError for a change of a relation that the server has not described.
+        Raise DecodeError for a change of a relation that the server has not described, and
+        DescriptionOutdated where the server is to describe a partition anew.
         """
         oids = _oids(payload, lsn)
         self._sent.settle(oids)
@@ -53,11 +71,14 @@ class StagedDescriptions:
             if oid not in self._current:
                 own = self._own(oid, lsn)
                 yield from own
-        if payload[0] in _CHANGES_OF_OLD_ROWS and oids[0] not in self._judged:
-            for number, (root, partition) in enumerate(self._hiding(oids[0])):
-                if number or not own:
-                    yield root
-                yield partition
+        if payload[0] in _CHANGES_OF_OLD_ROWS:
+            if oids[0] not in self._judged:
+                for number, (root, partition) in enumerate(self._hiding(oids[0])):
+                    if number or not own:
+                        yield root
+                    yield partition
+            if oids[0] in self._suspects:
+                self._require_current(payload, lsn)
         self._replayed.settle(oids)
 
     def _own(self, oid: int, lsn: int) -> tuple[bytes, ...]:
@@ -99,9 +120,36 @@ class StagedDescriptions:
             if columns in judged or columns >= needed:
                 continue
             judged.add(columns)
+            if self._sent.former(known.oid):
+                leaf = _leaf(root, partition, columns)
+                if self._hides(root, leaf):
+                    self._suspects[oid] = (*self._suspects.get(oid, ()), leaf)
+                    continue
             self._replayed.take(root)
             self._replayed.take(partition)
             yield descriptions[_RELATION, oid], descriptions[_RELATION, partition.oid]
+
+    def _hides(self, root: Relation, leaf: LeafIdentity) -> bool:
+        """Tell whether a partition hides what is needed; also where that is not known yet."""
+        relation, table = self._tables.get(root.oid, (None, None))
+        return table is None or relation != root or table.hides(leaf)
+
+    def _require_current(self, payload: bytes, lsn: int) -> None:
+        """Raise DescriptionOutdated for a change that may be of a suspect."""
+        change = self._decoder.decode(payload, lsn)
+        assert isinstance(change, Update | Delete)
+        root = change.relation
+        if root.oid in self._tables and self._tables[root.oid][1].skips(change):
+            return
+        # The server marks the old row of a partition as whole where the root has FULL.
+        for leaf in hidden_by(self._suspects[root.oid], change._replace(old_kind="K")):
+            raise DescriptionOutdated(leaf, f"{root.schema}.{root.table}")
+
+
+def _leaf(root: Relation, partition: Relation, columns: frozenset[str]) -> LeafIdentity:
+    told = frozenset(at for at, column in enumerate(root.columns) if column.name in columns)
+    name, identity = f"{partition.schema}.{partition.table}", partition.replica_identity
+    return LeafIdentity(name, identity, tuple(sorted(columns)), told, partition.oid)
 
 
 def _oids(payload: bytes, lsn: int) -> tuple[int, ...]:
