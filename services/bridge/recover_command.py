@@ -13,7 +13,7 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.lsn import format_lsn
 from schemas.naming import table_matches
 from schemas.recovery import RecoveryRecord
-from schemas.settings import Settings, SourceSettings, load_settings, require
+from schemas.settings import BridgeSettings, Settings, SourceSettings, load_settings, require
 from schemas.snapshot import SnapshotSettings
 from services.bridge import failpoints
 from services.bridge.progress.errors import DECIDED_BY_OPERATORS
@@ -96,15 +96,20 @@ def recover(
 
 
 def repair_by_itself(
-    settings: Settings, source: SourceSettings, while_waiting: Callable[[], None]
+    settings: Settings,
+    source: SourceSettings,
+    bridge: BridgeSettings,
+    while_waiting: Callable[[], None],
 ) -> None:
     """Repair the topics as `slotbridge recover --yes` does, where nobody has to decide anything.
 
-    A divergence, another server, another choice of changes, and a witness sequence that was set
-    back are an operator's. Tables of `snapshot.exclude` are left out. `while_waiting` is called all
-    the time; what it raises ends the repair. Raise SlotbridgeError for what this does not help.
+    A divergence, another server, another choice of changes, lost names of hidden tables, and a
+    witness sequence that was set back are an operator's. Tables of `snapshot.exclude` are left out.
+    `bridge` tells what an operator accepts by now: not what the file accepted for the first
+    session. `while_waiting` is called all the time; what it raises ends the repair. Raise
+    SlotbridgeError for what this does not help.
     """
-    settings = settings.model_copy(update={"source": source})
+    settings = settings.model_copy(update={"source": source, "bridge": bridge})
     with open_stopped(settings, OPERATION) as (primary, topics, check):
         diagnosis = diagnose(check, topics, source.slot, "")
         if diagnosis.reason is None:

@@ -12,7 +12,7 @@ import tenacity
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.registry import RegistrySettings
-from schemas.settings import SourceSettings
+from schemas.settings import BridgeSettings, SourceSettings
 from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
 from services.bridge.progress.errors import DECIDED_BY_OPERATORS
@@ -39,6 +39,9 @@ STANDBY_PAUSE_S = 0.5
 LAST_SESSION_S = 30.0
 _AFTER_THE_START = {"on_divergence": "stop", "on_lost_records": "stop"}
 """Settings that accept a loss found at the start, and their values afterwards."""
+SelfRepair = Callable[[SourceSettings, BridgeSettings, Callable[[], None]], None]
+"""Where to repair, what an operator accepts by now, and what is to be called all the time, so that
+the probe and a stop are heard."""
 _GROWING = tenacity.wait_random_exponential(multiplier=0.2, max=3)
 
 
@@ -79,12 +82,9 @@ class Runner:
         settings: SessionSettings,
         stop: Stop,
         registry: RegistrySettings | None,
-        repair: Callable[[SourceSettings, Callable[[], None]], None] | None = None,
+        repair: SelfRepair | None = None,
     ) -> None:
-        """Connect nowhere yet; `repair` mends what slot and Kafka disagree about (when_needed).
-
-        It gets what it is to call all the time, so that the probe and a stop are heard.
-        """
+        """Connect nowhere yet; `repair` mends what slot and Kafka disagree about (when_needed)."""
         self._registry = registry if settings.kafka.needs_registry else None
         self._settings = settings
         self._source = settings.source
@@ -319,7 +319,7 @@ class Runner:
             slot=source.slot,
             reason=error.message,
         )
-        self._repair(source, self._repairs)
+        self._repair(source, self._settings.bridge, self._repairs)
 
     def _repairs(self) -> None:
         """Note that a repair goes on. Raise Retryable where a stop is asked for."""

@@ -57,7 +57,7 @@ def checked(
     look: Callable[[], None] = lambda: None,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> MarkerCheck:
-    return MarkerCheck(cluster, look, while_waiting, Tails("s", lambda _then: {}).judge)
+    return MarkerCheck(cluster, look, while_waiting, Tails("s", "p", lambda _then: {}).judge)
 
 
 def hangs() -> None:

@@ -8,13 +8,15 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode
-from schemas.events import table_names_topic
+from schemas.events import progress_topic, table_names_topic
 from services.demo.copies import committed
 from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recordings.scenario import STREAMED_ALWAYS
+from tests.bridge.recover_process import drop_slot, recover
 from tests.bridge.running import Bridge
 from tests.bridge.test_shaping_live import everything
 from tests.providers.interface import Provider
@@ -170,13 +172,103 @@ def test_a_table_that_was_left_out_is_not_published_under_another_schema_name(
         _refused(bridge, "wages.salaries", "pay.salaries", "shaping.exclude")
         bridge.start()
     _refused(bridge, "wages.salaries", "pay.salaries", "shaping.exclude")
-    topic = table_names_topic(bridge.prefix)
-    admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
-    admin.delete_topics([topic])[topic].result(30)
-    eventually(lambda: topic not in bridge.topics(), what="the topic is gone")
+    _lose(bridge, table_names_topic(bridge.prefix))
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
-    assert f"Kafka lost committed records: {topic}" in bridge.output
+    assert _names_gone(bridge) in bridge.output.splitlines()[-1]
     assert b"secret-" not in everything(bridge)
+
+
+def _admin(bridge: Bridge) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+
+
+def _lose(bridge: Bridge, *topics: str) -> None:
+    admin = _admin(bridge)
+    for deleted in admin.delete_topics([*topics]).values():
+        deleted.result(60)
+    eventually(lambda: not {*topics} & bridge.topics(), what="they are gone", timeout_s=60)
+
+
+def _names_gone(bridge: Bridge) -> str:
+    return f"Kafka lost committed records: {table_names_topic(bridge.prefix)} is gone"
+
+
+def test_lost_names_are_not_repaired_until_an_operator_accepts_the_loss(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """A repair publishes all rows of a table, also of one that was hidden under its former name."""
+    settings: dict[str, Any] = {
+        "shaping": {"exclude": ["pay.*"]},
+        "snapshot": {"mode": "when_needed"},
+    }
+    bridge = new_bridge(conninfo, **settings).start().streaming()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("ALTER SCHEMA pay RENAME TO wages")
+        connection.execute("INSERT INTO wages.salaries VALUES (2, 'secret-n')")
+        _lose(bridge, table_names_topic(bridge.prefix))
+        for slot_there in (True, False):  # without it, there is another reason for a repair
+            if not slot_there:
+                drop_slot(connection, bridge.slot)
+            assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+            done = recover(bridge)
+            assert done.returncode == ExitCode.WITNESSES_DISAGREE, done.stderr
+            for said in (bridge.output.splitlines()[-1], done.stderr.splitlines()[-1]):
+                assert _names_gone(bridge) in said
+                assert "bridge.on_lost_records: continue" in said
+                assert "slotbridge recover" not in said
+            assert b"secret-" not in everything(bridge)
+        connection.execute("ALTER SCHEMA wages RENAME TO pay")
+    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue").streaming()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    bridge.start().streaming()  # it was accepted once: names are noted anew
+    assert b"secret-" not in everything(bridge)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_names_that_are_lost_with_the_progress_are_not_repaired_either(
+    conninfo: str, new_bridge: NewBridge, *, running: bool
+) -> None:
+    """What an operator accepts for a start is not accepted for what is lost while it runs."""
+    settings: dict[str, Any] = {
+        "shaping": {"exclude": ["pay.*"]},
+        "snapshot": {"mode": "when_needed"},
+    }
+    bridge = new_bridge(conninfo, **settings)
+    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue").streaming()
+    bridge.caught_up()
+    assert running or bridge.stop() == 0, bridge.output
+    topic = table_names_topic(bridge.prefix)
+    _lose(bridge, topic, progress_topic(bridge.prefix))
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("ALTER SCHEMA pay RENAME TO wages")
+        if running:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+        else:
+            bridge.start()
+    assert bridge.exit_code(120) == ExitCode.WITNESSES_DISAGREE, bridge.output
+    said = bridge.output.splitlines()[-1]
+    assert f"{topic} is not there, and no progress record tells whether it was" in said
+    assert "bridge.on_lost_records: continue" in said
+    assert b"secret-" not in everything(bridge)
+
+
+def test_a_topic_without_names_has_lost_none(conninfo: str, new_bridge: NewBridge) -> None:
+    bridge = new_bridge(conninfo, shaping={"exclude": ["nothing.*"]})
+    topic = table_names_topic(bridge.prefix)
+    for made_again in (True, False):
+        bridge.start().streaming()
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        assert bridge.progress()[-1].ends[topic][0][1] == 0
+        _lose(bridge, topic)
+        if made_again:
+            new, admin = NewTopic(topic, 1, config={"cleanup.policy": "compact"}), _admin(bridge)
+            admin.create_topics([new])[topic].result(60)
+            eventually(lambda: topic in bridge.topics(), what="it is there again", timeout_s=60)
+    bridge.start().streaming()
 
 
 def test_a_table_without_events_stays_hidden_though_it_is_renamed_between_two_sessions(

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from pydantic import ValidationError
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from schemas.settings import Settings, SourceSettings
+from schemas.settings import BridgeSettings, Settings, SourceSettings
 from schemas.snapshot import SnapshotSettings
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
 from services.bridge.runner import Runner
@@ -153,7 +153,9 @@ def test_the_probe_hears_of_a_repair_while_it_goes_on_alone(conninfo: str) -> No
     assert settings.source is not None and settings.kafka is not None
     seen: list[bool] = []
 
-    def repair(_: SourceSettings, while_waiting: Callable[[], None]) -> None:
+    def repair(
+        _: SourceSettings, _bridge: BridgeSettings, while_waiting: Callable[[], None]
+    ) -> None:
         runner._opening_since = time.monotonic() - 1_000
         seen.append(runner.healthy())
         while_waiting()

@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
+from schemas.events import table_names_topic
+from services.bridge.progress.errors import DECIDED_BY_OPERATORS, NamesLost
 from services.bridge.sink import partition_ends
 from services.bridge.sink.offsets import Asked, Partition, PartitionEnd
 from services.bridge.sink.partition_ends import (
     PARTITIONS_MAX,
+    Gone,
     Lost,
     Tails,
     judge_lost,
@@ -22,9 +25,11 @@ from services.bridge.sink.partition_ends import (
     noted,
     read_noted,
 )
+from services.bridge.sink.topic_ids import MadeAgain
 from services.bridge.sink.topics import Topics
 from tests.bridge.test_topics import record
 
+NAMES = table_names_topic("p")
 PLACES = st.tuples(st.sampled_from(["a", "b.c", "d"]), st.integers(0, 20))
 ENDS = st.dictionaries(
     PLACES, st.builds(PartitionEnd, st.integers(0, 2**62), st.integers(-1, 2**31 - 1))
@@ -53,7 +58,7 @@ def test_only_what_ends_earlier_is_lost(
 
 
 def test_the_last_written_are_kept_and_told_once_a_second() -> None:
-    tails = Tails("s", all_is_kept)
+    tails = Tails("s", "p", all_is_kept)
     for number in range(PARTITIONS_MAX + 10):
         tails.learn({("t", number): PartitionEnd(number, 0)})
     tails.learn({("t", 10): PartitionEnd(99, 1)})
@@ -66,16 +71,48 @@ def test_the_last_written_are_kept_and_told_once_a_second() -> None:
 
 
 def test_lost_offsets_are_named() -> None:
-    judge_lost([], "s", 1, go_on=False)
+    judge_lost([], "s", 1, names=NAMES, go_on=False)
     lost = [Lost(("t", number), 9, 5) for number in range(7)]
-    judge_lost(lost, "s", 1, go_on=True)
+    judge_lost(lost, "s", 1, names=NAMES, go_on=True)
     with pytest.raises(OperatorNeeded, match=r"t\[0\] ends at 5, not 9, .*and 2 more") as found:
-        judge_lost(lost, "s", 1, go_on=False)
+        judge_lost(lost, "s", 1, names=NAMES, go_on=False)
     assert found.value.hint is not None and "somebody deleted the topic" in found.value.hint
+    assert not isinstance(found.value, NamesLost)
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        (Gone(NAMES, 3), "p.table_names is gone"),
+        (MadeAgain(NAMES, "a", "b"), "p.table_names was deleted and made again"),
+        (Lost((NAMES, 0), 3, 2), r"p.table_names\[0\] ends at 2, not 3"),
+        (Lost((NAMES, 0), 3, 4), r"p.table_names\[0\] was cut off before 3"),
+    ],
+)
+def test_names_that_are_lost_are_told_first_and_left_to_an_operator(
+    lost: Gone | MadeAgain | Lost, told: str
+) -> None:
+    others = [Lost((f"{NAMES}.t", number), 9, 5) for number in range(7)]
+    judge_lost([*others, lost], "s", 1, names=NAMES, go_on=True)
+    with pytest.raises(NamesLost, match=rf"{told}.*, p.*t\[0\] ends at 5, .*3 more") as found:
+        judge_lost([*others, lost], "s", 1, names=NAMES, go_on=False)
+    assert isinstance(found.value, DECIDED_BY_OPERATORS)
+    hint = found.value.hint or ""
+    assert "was renamed" in hint and "bridge.on_lost_records: continue" in hint
+    assert "slotbridge recover" not in hint
+
+
+def test_the_noted_end_of_names_is_kept_whatever_is_written_after_it() -> None:
+    tails = Tails("s", "p", all_is_kept)
+    tails.learn({(NAMES, 0): PartitionEnd(3, 0)})
+    tails.learn({("p.t", number): PartitionEnd(1, 0) for number in range(PARTITIONS_MAX + 1)})
+    ends = tails.note_all()["ends"]
+    assert ends[NAMES] == [(0, 3, 0)]
+    assert len(ends["p.t"]) == PARTITIONS_MAX
 
 
 def test_an_end_that_was_learnt_is_not_forgotten_for_an_earlier_one() -> None:
-    tails = Tails("s", all_is_kept)
+    tails = Tails("s", "p", all_is_kept)
     tails.learn({("t", 0): PartitionEnd(1000, 1)})
     with pytest.raises(OperatorNeeded, match=r"t\[0\] ends at 998, not 1000"):
         tails.learn({("t", 0): PartitionEnd(998, 2)})
@@ -83,7 +120,7 @@ def test_an_end_that_was_learnt_is_not_forgotten_for_an_earlier_one() -> None:
 
 
 def test_a_new_leader_that_lacks_what_was_acknowledged_is_found_though_it_has_more_by_now() -> None:
-    tails = Tails("s", lambda then: dict.fromkeys(then, True))
+    tails = Tails("s", "p", lambda then: dict.fromkeys(then, True))
     tails.learn({("t", 0): PartitionEnd(1000, 1)})
     tails.learn({("t", 0): PartitionEnd(1010, 1)})  # nobody is asked: the same leader leads it
     with pytest.raises(OperatorNeeded, match=r"t\[0\] was cut off before 1010, and written on"):
@@ -98,7 +135,7 @@ def test_a_new_leader_that_does_not_tell_is_asked_later_and_the_former_end_stays
         asked.append(then)
         return told
 
-    tails = Tails("s", ask)
+    tails = Tails("s", "p", ask)
     tails.learn({("t", 0): PartitionEnd(1000, 1)})
     for offset in (1010, 1020):
         tails.learn({("t", 0): PartitionEnd(offset, 2)})

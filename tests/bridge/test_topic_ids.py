@@ -79,7 +79,7 @@ def test_while_running_a_topic_made_again_is_seen_though_it_has_more_than_was_no
     kafka: Broker, topics: Topics, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = f"{topic_prefix}.t"
-    tails = Tails("s", lambda then: dict.fromkeys(then, False))
+    tails = Tails("s", "p", lambda then: dict.fromkeys(then, False))
     tails.start(topics, None, go_on=False)
     write(kafka, topic, 10)
     tails.learn({(topic, 0): end(topics, topic)})

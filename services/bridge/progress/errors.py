@@ -49,6 +49,19 @@ class SequenceSetBack(OperatorNeeded):
     """
 
 
+class NamesLost(OperatorNeeded):
+    """Kafka has lost noted names under which settings hide something of tables.
+
+    A repair publishes all rows of all tables, also those of a hidden table that was renamed.
+    """
+
+    HINT: Final = (
+        "see that no table of which the settings hide something was renamed or moved to another "
+        "schema: nothing else tells the bridge (docs/SHAPING.md, Renamed tables). Then start once "
+        "with bridge.on_lost_records: continue"
+    )
+
+
 class OtherStorage(OperatorNeeded):
     """The object storage is not the one with the large values to which events refer.
 
@@ -81,7 +94,7 @@ class OtherStorage(OperatorNeeded):
         )
 
 
-DECIDED_BY_OPERATORS = (SelectionChanged, SequenceSetBack, OtherStorage)
+DECIDED_BY_OPERATORS = (SelectionChanged, SequenceSetBack, NamesLost, OtherStorage)
 """Disagreements that no repair may end by itself (snapshot.mode: when_needed)."""
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from schemas.errors import Retryable, SlotbridgeError
+from schemas.errors import OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import (
     DivergenceRecord,
     ProgressRecord,
@@ -24,7 +24,7 @@ from services.bridge.progress.consistency import (
     is_lost,
     unjudged,
 )
-from services.bridge.progress.errors import START_OVER, Diverged, disagreement
+from services.bridge.progress.errors import START_OVER, Diverged, NamesLost, disagreement
 from services.bridge.progress.ledger import check_beginning, check_witnesses
 from services.bridge.progress.wal_commit import (
     RECORD_BYTES,
@@ -37,7 +37,7 @@ from services.bridge.progress.wal_commit import (
 from services.bridge.recovery.divergence import transactions_beyond, with_transactions
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.leader_epochs import cut_off
-from services.bridge.sink.partition_ends import check_tails
+from services.bridge.sink.partition_ends import check_names, check_tails
 from services.bridge.sink.producer_pair import ID_SCHEME
 from services.bridge.sink.topics import Topics
 from services.bridge.source.database import Primary
@@ -105,8 +105,23 @@ class StartCheck:
             self._may_be(check_timeline, hidden, seen)
         self._require_no_repair(records)
         if visible.record is not None:  # before markers of ours lengthen what has lost its end
-            look = partial(cut_off, self._topics.settings)
-            check_tails(self._topics, visible.record, look, go_on=self.go_on_without_lost)
+            self._check_tails(visible.record)
+
+    def _check_tails(self, record: ProgressRecord) -> None:
+        look = partial(cut_off, self._topics.settings)
+        check_tails(self._topics, record, look, go_on=self.go_on_without_lost)
+
+    def require_names(self, record: ProgressRecord | None) -> None:
+        """Raise NamesLost where Kafka has lost names of tables that settings hide; nothing else."""
+        try:
+            if record is None:
+                check_names(self._topics, self._slot, go_on=self.go_on_without_lost)
+            else:
+                self._check_tails(record)
+        except NamesLost:
+            raise
+        except OperatorNeeded as error:
+            logger.info("other records are lost", reason=error.message)
 
     def may_decide(self, record: ProgressRecord | None) -> None:
         """Raise where this server may not decide what hangs in Kafka after or with `record`."""

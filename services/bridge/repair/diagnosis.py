@@ -5,6 +5,8 @@ positions disagree (30), divergence (32)    a repair helps: Kafka, the slot or t
                                             lost or set back
 another database (31)                       only where an operator names it: restored from a
                                             dump, or upgraded
+names of tables that settings hide are      raised: a repair would publish all rows of a hidden
+lost (30), beside whatever else             table that was renamed
 an old primary, another slot's topics,      raised as the bridge does: a repair would do harm
 a server or broker that does not answer
 """
@@ -13,6 +15,7 @@ from typing import NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord
+from services.bridge.progress.errors import NamesLost
 from services.bridge.recovery.event_positions import Lost
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.recovery.visible_record import read_visible
@@ -49,7 +52,8 @@ def diagnose(check: StartCheck, topics: Topics, slot: str, system: str) -> Diagn
     """Compare the witnesses as a start does. Changes nothing.
 
     `system`: the system identifier of the database that an operator accepts instead of the
-    record's. Raise SlotbridgeError for what a repair does not help.
+    record's. Raise SlotbridgeError for what a repair does not help, NamesLost where it could
+    publish what settings hide.
     """
     visible = read_visible(topics, slot)
     if visible.others:
@@ -81,7 +85,8 @@ def diagnose(check: StartCheck, topics: Topics, slot: str, system: str) -> Diagn
                 hint="correct --accept-system-identifier or source.conninfo",
                 exit_code=ExitCode.WRONG_DATABASE,
             ) from error
-        if error.exit_code not in _REPAIRED and not accepted:
+        if isinstance(error, NamesLost) or (error.exit_code not in _REPAIRED and not accepted):
             raise
+        check.require_names(record)
         return Diagnosis(error, record)
     return Diagnosis(None, record)

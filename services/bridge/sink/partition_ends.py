@@ -6,17 +6,21 @@ partition ended once what was written there was acknowledged, about once a secon
 second before a crash is not judged. Where a partition has been led anew since, the leader is also
 asked whether it has all of that (`leader_epochs`): at a start, and while the bridge runs. The ids
 of topics are compared too (`topic_ids`): one that was made again has nothing of what was noted.
+
+Most lost records can be published again by a repair. The names of tables that settings hide
+(`table_names`) can not: their loss is an error of its own, which an operator decides.
 """
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import structlog
 
 from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord, table_names_topic
-from services.bridge.progress.errors import RECOVER
+from services.bridge.progress.errors import RECOVER, NamesLost
 from services.bridge.sink.offsets import Partition, PartitionEnd, in_parts, name_of, some_answers
 from services.bridge.sink.topic_ids import IdWatch, MadeAgain, compare_ids
 from services.bridge.sink.topics import Topics
@@ -25,8 +29,15 @@ logger = structlog.get_logger(__name__)
 
 NOTED_EVERY_S: Final = 1.0
 PARTITIONS_MAX: Final = 2000
-"""Of those that were written last: 40 kB a second, 200 kB where each is of another topic."""
+"""Of those that were written last: 40 kB a second, 200 kB where each is of another topic.
+
+The partition of `table_names` comes on top: it may be written to once, and never again.
+"""
 _NAMED_MAX: Final = 5
+_HINT: Final = (
+    f"restore the topics, or {RECOVER}. To go on without the lost records, or if somebody deleted "
+    "the topic on purpose, start once with bridge.on_lost_records: continue"
+)
 _AGAIN_S: Final = 60.0
 _STALE_S: Final = 20.0
 """How long a broker that was cut off may take itself for the leader: twice a broker's session."""
@@ -40,6 +51,16 @@ class Lost(NamedTuple):
     partition: Partition
     noted: int
     offset: int
+
+
+class Gone(NamedTuple):
+    """A topic that is not there, and where it was noted to end; None where no record tells."""
+
+    topic: str
+    noted: int | None
+
+
+Loss = Lost | Gone | MadeAgain
 
 
 class Kept(NamedTuple):
@@ -60,8 +81,10 @@ CutOff = Callable[[Mapping[Partition, PartitionEnd]], Mapping[Partition, bool]]
 class Tails:
     """The known ends of partitions, for the next progress record of one session."""
 
-    def __init__(self, slot: str, cut_off: CutOff) -> None:
+    def __init__(self, slot: str, prefix: str, cut_off: CutOff) -> None:
+        """Know no ends yet; `prefix`: of the slot's topics."""
         self._slot = slot
+        self._names = table_names_topic(prefix)
         self._cut_off = cut_off
         self._topics: Topics | None = None
         self._ends: dict[Partition, PartitionEnd] = {}
@@ -89,12 +112,12 @@ class Tails:
             )
         self._ids = IdWatch(topics.admin, lambda: topics.brokers, kept.topic_ids)
 
-    def judge(self, lost: Sequence[Lost | MadeAgain]) -> None:
-        """Raise OperatorNeeded where something is `lost`."""
-        judge_lost(lost, self._slot, None, go_on=False)
+    def judge(self, lost: Sequence[Loss]) -> None:
+        """Raise OperatorNeeded where something is `lost`, NamesLost where names of tables are."""
+        judge_lost(lost, self._slot, None, names=self._names, go_on=False)
 
     def learn(self, ends: Mapping[Partition, PartitionEnd]) -> None:
-        """Note where each partition ends now; keep the last PARTITIONS_MAX learnt.
+        """Note where each partition ends now; keep names and the last PARTITIONS_MAX learnt.
 
         Raise as `judge` does where acknowledged records are gone. Where a new leader does not tell
         whether it has them, the former end is kept, for a later look or the next start.
@@ -107,7 +130,9 @@ class Tails:
         for partition, end in ends.items():
             former = self._ends.pop(partition, end)
             self._ends[partition] = former if partition in unjudged else end
-        for partition in list(self._ends)[: max(0, len(self._ends) - PARTITIONS_MAX)]:
+        surplus = len(self._ends) - ((self._names, 0) in self._ends) - PARTITIONS_MAX
+        spare = (at for at in self._ends if at[0] != self._names)
+        for partition in [*islice(spare, max(0, surplus))]:
             del self._ends[partition]
         if self._ids is not None:
             self.judge(self._ids.look(lambda: {topic for topic, _ in self._ends}))
@@ -216,7 +241,8 @@ def _cut(
 def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_on: bool) -> Kept:
     """Compare the noted ends of partitions and ids of topics with the present ones.
 
-    Raise OperatorNeeded where a partition ends earlier, or did once, or a topic was made again.
+    Raise OperatorNeeded where a partition ends earlier, or did once, or a topic was made again;
+    NamesLost where that is the topic of names, or where it is gone.
 
     `record`: any that is visible, as an end is a lower bound for ever. `go_on`: an operator accepts
     a loss for this start. What can't be judged is told.
@@ -226,13 +252,11 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
         logger.info("not judged: no progress record tells where partitions ended")
         return Kept({}, {}, renewed=False)
     then = read_noted(noting)
+    written = {topic for (topic, _), end in then.items() if end.offset}
     gone = sorted({topic for topic, _ in then if not topics.has(topic)})
     # Nothing else of it can be found again: what it had is the only trace of a former name.
-    names_gone = [
-        Lost(at, end.offset, 0)
-        for at, end in then.items()
-        if at[0] in gone and at[0] == table_names_topic(topics.prefix)
-    ]
+    named = table_names_topic(topics.prefix)
+    names_gone = [Gone(named, then[named, 0].offset)] if named in written.intersection(gone) else []
     if gone:
         logger.warning("not judged: topics that the slot has written are gone", topics=gone)
     there = [partition for partition in then if topics.has(partition[0])]
@@ -247,11 +271,22 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     lost += _cut(asked, now, told)
     silent = {at for at in there if at not in now or (at in asked and at not in told)}
     _tell_silent(silent)
-    judge_lost([*names_gone, *others, *lost], record.slot, record.end_lsn, go_on=go_on)
+    found: list[Loss] = [*names_gone, *(one for one in others if one.topic in written), *lost]
+    judge_lost(found, record.slot, record.end_lsn, names=named, go_on=go_on)
     kept = same | {partition: now[partition] for partition in there if partition not in silent}
     ids = {name: noting.topic_ids[name] for name in names if name in noting.topic_ids} | ids
     more = grown(noting.partitions, topics.counts(names))
     return Kept(kept, ids, renewed=bool(gone or others or lost), grown=more)
+
+
+def check_names(topics: Topics, slot: str, *, go_on: bool) -> None:
+    """Raise NamesLost where settings hide something and Kafka does not have the topic of names.
+
+    For a repair without a progress record, which would tell whether there was one.
+    """
+    names = table_names_topic(topics.prefix)
+    if topics.hides and not topics.has(names):
+        judge_lost([Gone(names, None)], slot, None, names=names, go_on=go_on)
 
 
 def _asked(topics: Topics, partitions: Sequence[Partition]) -> dict[Partition, PartitionEnd]:
@@ -296,31 +331,44 @@ def _tell_silent(silent: Collection[Partition]) -> None:
         logger.warning("not judged: partitions whose leader does not answer", partitions=names)
 
 
-def _told(lost: Lost | MadeAgain) -> str:
+def _topic_of(lost: Loss) -> str:
+    return lost.partition[0] if isinstance(lost, Lost) else lost.topic
+
+
+def _told(lost: Loss) -> str:
     if isinstance(lost, MadeAgain):
         return f"{lost.topic} was deleted and made again (id {lost.id}, not {lost.noted})"
+    if isinstance(lost, Gone):
+        untold = "not there, and no progress record tells whether it was"
+        gone = f"gone, which ended at {lost.noted}"
+        return f"{lost.topic} is {untold if lost.noted is None else gone}"
     if lost.offset < lost.noted:
         return f"{name_of(lost.partition)} ends at {lost.offset}, not {lost.noted}"
     return f"{name_of(lost.partition)} was cut off before {lost.noted}, and written on since"
 
 
 def judge_lost(
-    lost: Sequence[Lost | MadeAgain], slot: str, lsn: int | None, *, go_on: bool
+    lost: Sequence[Loss], slot: str, lsn: int | None, *, names: str, go_on: bool
 ) -> None:
-    """Raise OperatorNeeded that names the lost records, if any; `go_on`: log them instead."""
+    """Raise OperatorNeeded that tells what is lost, if anything; `go_on`: log it instead.
+
+    Raise NamesLost where the topic `names` is among it: no repair may follow then.
+    """
     if not lost:
         return
+    lost = sorted(lost, key=lambda one: _topic_of(one) != names)
     if go_on:
         logger.warning("going on without records that Kafka has lost", lost=[*map(_told, lost)])
         return
     told = ", ".join(map(_told, lost[:_NAMED_MAX]))
     more = len(lost) - _NAMED_MAX
-    raise OperatorNeeded(
+    kind, hint = OperatorNeeded, _HINT
+    if _topic_of(lost[0]) == names:
+        kind, hint = NamesLost, NamesLost.HINT
+    raise kind(
         f"Kafka lost committed records: {told}" + (f", and {more} more" if more > 0 else ""),
         operation="compare the ends of partitions",
         subject=f"slot {slot}",
         lsn=lsn,
-        hint=f"restore the topics, or {RECOVER}. To go on without the "
-        "lost records, or if somebody deleted the topic on purpose, start once with "
-        "bridge.on_lost_records: continue",
+        hint=hint,
     )

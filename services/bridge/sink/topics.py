@@ -92,6 +92,8 @@ class Topics:
         self._table_topic = re.compile(naming.pattern())
         self._outbox_topic = re.compile(naming.outbox_pattern())
         self.outbox_is_ours = naming.outbox_is_ours()
+        self.hides = naming.hides
+        """Whether the settings hide something of a table."""
         self._while_waiting = while_waiting
         self._complaints = Complaints()
         options = client_options(settings) | {"error_cb": self._complaints.note}

@@ -75,7 +75,7 @@ class TransactionalProducer:
         see ProducerPair.
         """
         self._go_on_without_lost = bridge.on_lost_records == "continue"
-        self.tails = Tails(slot, partial(cut_off, kafka))
+        self.tails = Tails(slot, kafka.topic_prefix, partial(cut_off, kafka))
         self.markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
         self._touched: set[str] = set()
         self._counts: dict[str, int] = {}
