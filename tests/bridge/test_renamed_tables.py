@@ -38,6 +38,8 @@ BOTH: dict[str, Any] = {
     "masks": {"public.c*s": MASKS},
     "filters": {"public.customers": FILTER, "public.clients": FILTER},
 }
+WITHOUT_PAY: dict[str, Any] = {"exclude": ["pay.*"]}
+REPAIRED: dict[str, Any] = {"shaping": WITHOUT_PAY, "snapshot": {"mode": "when_needed"}}
 HIDDEN = (b"secret-", b"n-7")
 """What no topic may have: secrets, and the name in a row that the filter leaves out."""
 
@@ -199,11 +201,7 @@ def test_lost_names_are_not_repaired_until_an_operator_accepts_the_loss(
     conninfo: str, new_bridge: NewBridge, *, interrupted: bool
 ) -> None:
     """A repair publishes all rows of a table, also of one that was hidden under its former name."""
-    settings: dict[str, Any] = {
-        "shaping": {"exclude": ["pay.*"]},
-        "snapshot": {"mode": "when_needed"},
-    }
-    bridge = new_bridge(conninfo, **settings).start().streaming()
+    bridge = new_bridge(conninfo, **REPAIRED).start().streaming()
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     if interrupted:  # which is another reason for a repair, and is found first
@@ -234,11 +232,7 @@ def test_names_that_are_lost_with_the_progress_are_not_repaired_either(
     conninfo: str, new_bridge: NewBridge, *, running: bool
 ) -> None:
     """What an operator accepts for a start is not accepted for what is lost while it runs."""
-    settings: dict[str, Any] = {
-        "shaping": {"exclude": ["pay.*"]},
-        "snapshot": {"mode": "when_needed"},
-    }
-    bridge = new_bridge(conninfo, **settings)
+    bridge = new_bridge(conninfo, **REPAIRED)
     bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue").streaming()
     bridge.caught_up()
     assert running or bridge.stop() == 0, bridge.output
@@ -301,8 +295,9 @@ def test_slot_does_not_pass_a_name_before_it_is_noted(
     conninfo: str, new_bridge: NewBridge, wait_for: Callable[[str], None]
 ) -> None:
     """While commits wait for the bridge, it confirms WAL without events at once."""
-    shaping = {"exclude": ["pay.*"]}
-    bridge = new_bridge(conninfo, shaping=shaping, heartbeat_interval_ms=2_000).start().streaming()
+    bridge = (
+        new_bridge(conninfo, shaping=WITHOUT_PAY, heartbeat_interval_ms=2_000).start().streaming()
+    )
     wait_for(f'"slotbridge_{bridge.slot}"')
     eventually(
         lambda: bridge.progress()[-1].ahead_lsn > bridge.progress()[-1].end_lsn,
@@ -323,7 +318,7 @@ def test_a_table_whose_commit_waits_for_a_standby_is_not_taken_for_a_dropped_one
     conninfo: str, new_bridge: NewBridge, wait_for: Callable[[str], None]
 ) -> None:
     """It is decoded before any snapshot of the database has it."""
-    bridge = new_bridge(conninfo, shaping={"exclude": ["pay.*"]}).start().streaming()
+    bridge = new_bridge(conninfo, shaping=WITHOUT_PAY).start().streaming()
 
     def noted() -> list[bytes | None]:
         return [value for key, value in bridge.records("table_names") if b"load" in (key or b"")]

@@ -60,20 +60,26 @@ def leaf_identities(
         one, now = (then.replica_identity, identity_columns(then)), known.get(then.oid)
         outdated = now is None or (now.replica_identity, now.identity) != one
         found.setdefault((f"{then.schema}.{then.table}", *one), (then.oid, outdated))
-    indexes = {column.name: index for index, column in enumerate(relation.columns)}
     return tuple(
         sorted(
-            LeafIdentity(
-                name,
-                replica_identity,
-                tuple(sorted(columns)),
-                frozenset(indexes[column] for column in columns & indexes.keys()),
-                *source,
-            )
+            leaf_identity(relation, name, replica_identity, columns, *source)
             for (name, replica_identity, columns), source in found.items()
             if replica_identity != "f" and columns  # without any the server refuses the change
         )
     )
+
+
+def leaf_identity(
+    root: Relation,
+    partition: str,
+    replica_identity: str,
+    columns: frozenset[str],
+    oid: int,
+    outdated: bool = False,
+) -> LeafIdentity:
+    """Return the replica identity of a partition of `root`, of the `columns` named."""
+    told = frozenset(at for at, column in enumerate(root.columns) if column.name in columns)
+    return LeafIdentity(partition, replica_identity, tuple(sorted(columns)), told, oid, outdated)
 
 
 def hiding(leaves: Iterable[LeafIdentity], needed: Collection[int]) -> tuple[LeafIdentity, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from services.bridge.events.errors import DescriptionOutdated
-from services.bridge.events.leaf_identities import LeafIdentity, hidden_by
+from services.bridge.events.leaf_identities import LeafIdentity, hidden_by, leaf_identity
 from services.bridge.events.rows import Table
 from services.bridge.events.sent_relations import SentRelations, identity_columns
 from services.bridge.pgoutput.decoder import Decoder
@@ -121,7 +121,8 @@ class StagedDescriptions:
                 continue
             judged.add(columns)
             if self._sent.former(known.oid):
-                leaf = _leaf(root, partition, columns)
+                name, identity = f"{partition.schema}.{partition.table}", partition.replica_identity
+                leaf = leaf_identity(root, name, identity, columns, partition.oid)
                 if self._hides(root, leaf):
                     self._suspects[oid] = (*self._suspects.get(oid, ()), leaf)
                     continue
@@ -142,14 +143,9 @@ class StagedDescriptions:
         if root.oid in self._tables and self._tables[root.oid][1].skips(change):
             return
         # The server marks the old row of a partition as whole where the root has FULL.
-        for leaf in hidden_by(self._suspects[root.oid], change._replace(old_kind="K")):
-            raise DescriptionOutdated(leaf, f"{root.schema}.{root.table}")
-
-
-def _leaf(root: Relation, partition: Relation, columns: frozenset[str]) -> LeafIdentity:
-    told = frozenset(at for at, column in enumerate(root.columns) if column.name in columns)
-    name, identity = f"{partition.schema}.{partition.table}", partition.replica_identity
-    return LeafIdentity(name, identity, tuple(sorted(columns)), told, partition.oid)
+        hidden = hidden_by(self._suspects[root.oid], change._replace(old_kind="K"))
+        if hidden:
+            raise DescriptionOutdated(hidden[0], f"{root.schema}.{root.table}")
 
 
 def _oids(payload: bytes, lsn: int) -> tuple[int, ...]:
