@@ -35,7 +35,7 @@ from tests.long_tests import is_long
 from tests.progress import Progress
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
-from tests.providers.memory import roomy_memory
+from tests.providers.memory import delete_left_behind, roomy_memory
 from tests.scheduling import weight
 from tests.serverless import NEEDS_SERVERS, no_servers
 
@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tell how a long run goes. With CONTAINERS=1 and no engine: one clear error, not many."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config))
+        delete_left_behind()
     if _from_containers():
         from tests.providers.engine import require_engine
 

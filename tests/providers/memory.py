@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from schemas.errors import Retryable
+from schemas.errors import SlotbridgeError
 from services.testbed.bed import Bed
 
 _MEMORY: Final = Path("/dev/shm")
@@ -23,15 +23,15 @@ def roomy_memory() -> Path | None:
     """A file system in memory with room for one worker's servers; None: tempfile's own choice."""
     if not os.access(_MEMORY, os.W_OK | os.X_OK) or not os.path.ismount(_MEMORY):
         return None
-    delete_left_behind(_MEMORY)
     free = min(shutil.disk_usage(_MEMORY).free, _available_bytes())
     return _MEMORY if free >= _ROOM_BYTES else None
 
 
-def delete_left_behind(parent: Path) -> list[Path]:
+def delete_left_behind(parent: Path = _MEMORY) -> list[Path]:
     """Delete the test beds in `parent` whose owner was killed; return their folders.
 
-    Those of other users stay, and those that are locked: their owner lives.
+    Those of other users stay, and those that are locked: their owner lives. Call this once in a
+    run, before its workers start.
     """
     deleted = []
     for lock in parent.glob("slotbridge-*/lock"):
@@ -41,8 +41,8 @@ def delete_left_behind(parent: Path) -> list[Path]:
                 continue
             with Bed(lock.parent, lazy=True):  # ends its processes
                 pass
-        except (Retryable, FileNotFoundError):
-            continue  # its owner lives, or has just deleted it
+        except (SlotbridgeError, FileNotFoundError):
+            continue  # its owner lives, or has just deleted it; else a later run tries again
         shutil.rmtree(lock.parent, ignore_errors=True)
         deleted.append(lock.parent)
     return deleted
