@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,30 @@ def taken(source: ChunkSource, *, rows_max: int = 100, bytes_max: int = 1000) ->
     limits = {"rows_max": rows_max, "bytes_max": bytes_max}
     seen = source.take(TABLE, OTHERS, PublishedXids(), **limits)
     return "".join(one.shape.name for one, _ in seen.chunks)
+
+
+def test_a_call_that_ends_just_after_a_look_gives_its_result(
+    thread: ReaderThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Future.done
+
+    def done_a_little_later(future: Future[Any]) -> bool:
+        wait((future,), 30)
+        return ended(future)
+
+    monkeypatch.setattr(Future, "done", done_a_little_later)
+    assert thread.call(slow) == "read"
+    with pytest.raises(TimeoutError, match="of PostgreSQL"):
+        thread.call(fails, TimeoutError("of PostgreSQL"))
+
+
+def slow() -> str:
+    time.sleep(0.05)
+    return "read"
+
+
+def fails(error: Exception) -> None:
+    raise error
 
 
 def test_the_wait_for_a_replay_does_not_count_as_reading(thread: ReaderThread) -> None:

@@ -1,9 +1,8 @@
 """The thread that the snapshot's SQL runs in, while the session does its other work."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as StillRunning
-from typing import Any, Final, ParamSpec, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final, ParamSpec, TypeVar
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -38,13 +37,7 @@ class ReaderThread:
         **kwargs: Parameters.kwargs,
     ) -> Result:
         """Call it in the thread and return its result."""
-        future: Future[Any] = self._pool.submit(function, *args, **kwargs)
-        while True:
-            try:
-                result: Result = future.result(LOOK_S)
-            except StillRunning:
-                if future.done():
-                    raise
-                self.while_waiting()
-            else:
-                return result
+        future = self._pool.submit(function, *args, **kwargs)
+        while not wait((future,), LOOK_S).done:
+            self.while_waiting()
+        return future.result()
