@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -39,6 +40,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+def pytest_exception_interact() -> None:
+    """Close the connection to Java of a test that failed: the next call makes another.
+
+    A test that pytest-timeout interrupts while it waits for Java leaves the answer on its
+    connection, where py4j takes it for that of the next call, in whatever test that is.
+    """
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    connection = gateway._gateway_client.get_thread_connection()
+    if connection is not None:
+        connection.close()
 
 
 @pytest.fixture(scope="session")
