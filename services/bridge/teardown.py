@@ -12,6 +12,7 @@ on standbys are removed by slot synchronization.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 from confluent_kafka import KafkaException
@@ -178,17 +179,18 @@ def _in_kafka(topics: Topics, slot: str) -> list[Removal]:
     admin: AdminClient = make_client(AdminClient, client_options(topics.settings))
     names = {topic for topic, _ in topics.written() if topic.startswith(f"{topics.prefix}.")}
 
-    def removal(name: str) -> Removal:
-        def remove() -> None:
-            try:
-                admin.delete_topics([name])[name].result(_DELETE_TIMEOUT_S)
-            except KafkaException as error:
-                raise kafka_error(error, OPERATION, f"topic {name}") from error
-
-        return Removal("topic", name, remove)
-
     progress = progress_topic(topics.prefix)  # last: it tells another run whose topics these are
-    return [removal(name) for name in sorted(names, key=lambda name: (name == progress, name))]
+    ordered = sorted(names, key=lambda name: (name == progress, name))
+    return [Removal("topic", name, partial(delete_topic, admin, name)) for name in ordered]
+
+
+def delete_topic(admin: AdminClient, name: str) -> None:
+    """Delete a topic. Raise SlotbridgeError where Kafka refuses that, or does not answer."""
+    try:
+        asked = admin.delete_topics([name], request_timeout=_DELETE_TIMEOUT_S)
+        asked[name].result()
+    except KafkaException as error:
+        raise kafka_error(error, OPERATION, f"topic {name}") from error
 
 
 def _other_slots(topics: Topics, slot: str) -> list[str]:

@@ -92,7 +92,12 @@ class KafkaLook:
             self._asking |= due
             last = self._last
         if due:
-            threading.Thread(target=self._refresh, name="wait page", daemon=True).start()
+            thread = threading.Thread(target=self._refresh, name="wait page", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: the next request asks
+                with self._lock:
+                    self._asking = False
         return last
 
     def _refresh(self) -> None:

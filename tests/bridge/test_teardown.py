@@ -1,6 +1,7 @@
 """`slotbridge teardown` on real servers, and what a start says of rows that it will not send."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
-from schemas.errors import ExitCode
+from schemas.errors import ExitCode, Retryable
+from services.bridge import teardown as bridge_teardown
 from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
@@ -28,6 +30,17 @@ def teardown(bridge: Bridge, *options: str) -> subprocess.CompletedProcess[str]:
     program = str(Path(sys.executable).parent / "slotbridge")
     command = [program, "teardown", "--config", str(bridge.config), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, input="n\n")
+
+
+def test_a_broker_that_does_not_answer_is_no_bug_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge_teardown, "_DELETE_TIMEOUT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        admin = AdminClient({"bootstrap.servers": address, "log_level": 2})
+        with pytest.raises(Retryable) as found:
+            bridge_teardown.delete_topic(admin, "p.t")
+    assert found.value.exit_code == ExitCode.KAFKA_UNREACHABLE
+    assert found.value.subject == "topic p.t"
 
 
 def test_teardown_removes_what_the_bridge_made_and_nothing_while_it_runs(

@@ -89,6 +89,20 @@ def test_what_kafka_told_an_earlier_request_is_not_believed(
     assert look.state() is None
 
 
+def test_kafka_is_asked_again_after_no_thread_could_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = KafkaState(100, 1, {}, 7)
+    look = KafkaLook(KafkaSettings(bootstrap_servers="none:1", topic_prefix="p"), None)
+    monkeypatch.setattr(look, "_ask", lambda: (told, ""))
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", start)
+        assert look.state() is None
+    eventually(lambda: look.state() == told, what="Kafka was asked")
+
+
 def test_no_request_is_answered_before_all_pages_are_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
