@@ -163,28 +163,35 @@ _TABLE_FACTS: LiteralString = (
 
 
 class TableCatalog(NamedTuple):
-    """The tables of a primary's database, published or not, as they were before `lsn`."""
+    """The tables of a database, as a catalog shows them that has all up to before `lsn`."""
 
     names: dict[int, tuple[str, str]]
     """pg_class.oid -> (schema, table)."""
-    complete: bool
-    """Whether no transaction ran: one that waits for a standby has committed and is not seen yet,
-    though logical decoding sends it."""
+    locked: frozenset[int]
+    """What transactions had locked for themselves just before (oid): a table that one has made
+    which waits for a standby is not seen yet, though logical decoding sends it."""
     lsn: int
 
 
 def table_catalog(connection: Connection) -> TableCatalog:
-    """Return every table of the database, published or not."""
+    """Return every table of the database, published or not. To be asked in a transaction."""
+    connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    # By a statement before that of the tables, which sees who has let go of its locks by then. No
+    # snapshot tells of all transactions: those newer than the last one that has ended are missing.
+    locks = connection.execute(
+        "SELECT DISTINCT relation::bigint FROM pg_locks"
+        " WHERE locktype = 'relation' AND mode = 'AccessExclusiveLock' AND granted"
+        "   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ).fetchall()
     rows = connection.execute(
-        "SELECT c.oid::bigint, n.nspname::text, c.relname::text,"
-        "       (SELECT pg_snapshot_xmin(s) = pg_snapshot_xmax(s) FROM pg_current_snapshot() s)"
+        "SELECT c.oid::bigint, n.nspname::text, c.relname::text"
         "  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND c.oid >= 16384"
     ).fetchall()
     lsn = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
     assert lsn is not None
-    names = {oid: (schema, table) for oid, schema, table, _ in rows}
-    return TableCatalog(names, any(complete for *_, complete in rows), int(lsn[0]))
+    names = {oid: (schema, table) for oid, schema, table in rows}
+    return TableCatalog(names, frozenset(oid for (oid,) in locks), int(lsn[0]))
 
 
 def published_columns(

@@ -14,6 +14,7 @@ from schemas.errors import ExitCode
 from schemas.events import progress_topic, table_names_topic
 from services.bridge.failpoints import VARIABLE
 from services.demo.copies import committed
+from services.postgres.publications import table_catalog
 from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recordings.scenario import STREAMED_ALWAYS
@@ -192,6 +193,12 @@ def _lose(bridge: Bridge, *topics: str) -> None:
     eventually(lambda: not {*topics} & bridge.topics(), what="they are gone", timeout_s=60)
 
 
+def _make_again(bridge: Bridge, topic: str) -> None:
+    new, admin = NewTopic(topic, 1, config={"cleanup.policy": "compact"}), _admin(bridge)
+    admin.create_topics([new])[topic].result(60)
+    eventually(lambda: topic in bridge.topics(), what="it is there again", timeout_s=60)
+
+
 def _names_gone(bridge: Bridge) -> str:
     return f"Kafka lost committed records: {table_names_topic(bridge.prefix)} is gone"
 
@@ -251,6 +258,31 @@ def test_names_that_are_lost_with_the_progress_are_not_repaired_either(
     assert b"secret-" not in everything(bridge)
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_nothing_is_repaired_where_no_record_tells_of_the_names_that_are_lost(
+    conninfo: str, new_bridge: NewBridge, *, interrupted: bool
+) -> None:
+    """Who makes missing topics makes that of the names, too; a repair notes no ends at first."""
+    bridge = new_bridge(conninfo, **REPAIRED).start().streaming()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    topic, progress = table_names_topic(bridge.prefix), progress_topic(bridge.prefix)
+    _lose(bridge, progress)
+    if interrupted:
+        assert recover(bridge, **{VARIABLE: "recover slot made:1"}).returncode == -9
+    _lose(bridge, topic)
+    if not interrupted:
+        _make_again(bridge, topic)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("ALTER SCHEMA pay RENAME TO wages")
+    assert bridge.start().exit_code(120) == ExitCode.WITNESSES_DISAGREE, bridge.output
+    seen = "not there" if interrupted else "empty"
+    said = bridge.output.splitlines()[-1]
+    assert f"{topic} is {seen}, and no progress record tells whether it was" in said
+    assert "bridge.on_lost_records: continue" in said
+    assert b"secret-" not in everything(bridge)
+
+
 def test_a_topic_without_names_has_lost_none(conninfo: str, new_bridge: NewBridge) -> None:
     bridge = new_bridge(conninfo, shaping={"exclude": ["nothing.*"]})
     topic = table_names_topic(bridge.prefix)
@@ -261,9 +293,7 @@ def test_a_topic_without_names_has_lost_none(conninfo: str, new_bridge: NewBridg
         assert bridge.progress()[-1].ends[topic][0][1] == 0
         _lose(bridge, topic)
         if made_again:
-            new, admin = NewTopic(topic, 1, config={"cleanup.policy": "compact"}), _admin(bridge)
-            admin.create_topics([new])[topic].result(60)
-            eventually(lambda: topic in bridge.topics(), what="it is there again", timeout_s=60)
+            _make_again(bridge, topic)
     bridge.start().streaming()
 
 
@@ -314,11 +344,24 @@ def test_slot_does_not_pass_a_name_before_it_is_noted(
     _refused(bridge.start(), "public.load", "pay.load", "shaping.exclude")
 
 
+def test_a_table_that_is_being_made_is_locked_until_the_catalog_has_it(conninfo: str) -> None:
+    with psycopg.connect(conninfo) as maker, psycopg.connect(conninfo, autocommit=True) as reader:
+        maker.execute("CREATE TABLE pay.load (id int PRIMARY KEY)")
+        row = maker.execute("SELECT 'pay.load'::regclass::oid::bigint").fetchone()
+        assert row is not None
+        for seen in (False, True):
+            with reader.transaction():
+                found = table_catalog(reader)
+            assert (row[0] in found.locked, row[0] in found.names) == (not seen, seen)
+            maker.commit()
+
+
 def test_a_table_whose_commit_waits_for_a_standby_is_not_taken_for_a_dropped_one(
     conninfo: str, new_bridge: NewBridge, wait_for: Callable[[str], None]
 ) -> None:
-    """It is decoded before any snapshot of the database has it."""
-    bridge = new_bridge(conninfo, shaping=WITHOUT_PAY).start().streaming()
+    """It is decoded before any snapshot of the database has it, and no later one has ended."""
+    bridge = new_bridge(conninfo, shaping=WITHOUT_PAY, heartbeat_interval_ms=60_000)
+    bridge.start().streaming()
 
     def noted() -> list[bytes | None]:
         return [value for key, value in bridge.records("table_names") if b"load" in (key or b"")]

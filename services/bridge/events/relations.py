@@ -71,8 +71,8 @@ class Relations:
         catalog, noted = _catalog(shaping, primary), table_names.noted if table_names else ()
         names = catalog.names if catalog else {}
         self._renamed = RenamedTables(shaping.naming, known, names, noted)
-        if catalog and catalog.complete and table_names is not None:
-            table_names.forget_dropped(names.keys(), catalog.lsn)
+        if catalog and table_names is not None:
+            table_names.forget_dropped(names.keys() | catalog.locked, catalog.lsn)
         self._note_names()
 
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:

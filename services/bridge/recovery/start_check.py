@@ -37,7 +37,7 @@ from services.bridge.progress.wal_commit import (
 from services.bridge.recovery.divergence import transactions_beyond, with_transactions
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.leader_epochs import cut_off
-from services.bridge.sink.partition_ends import check_names, check_tails
+from services.bridge.sink.partition_ends import Kept, check_names, check_tails
 from services.bridge.sink.producer_pair import ID_SCHEME
 from services.bridge.sink.topics import Topics
 from services.bridge.source.database import Primary
@@ -107,17 +107,15 @@ class StartCheck:
         if visible.record is not None:  # before markers of ours lengthen what has lost its end
             self._check_tails(visible.record)
 
-    def _check_tails(self, record: ProgressRecord) -> None:
+    def _check_tails(self, record: ProgressRecord) -> Kept:
         look = partial(cut_off, self._topics.settings)
-        check_tails(self._topics, record, look, go_on=self.go_on_without_lost)
+        return check_tails(self._topics, record, look, go_on=self.go_on_without_lost)
 
     def require_names(self, record: ProgressRecord | None) -> None:
         """Raise NamesLost where Kafka has lost names of tables that settings hide; nothing else."""
         try:
-            if record is None:
+            if record is None or not self._check_tails(record).ends:
                 check_names(self._topics, self._slot, go_on=self.go_on_without_lost)
-            else:
-                self._check_tails(record)
         except NamesLost:
             raise
         except OperatorNeeded as error:

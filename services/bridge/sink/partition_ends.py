@@ -21,7 +21,14 @@ import structlog
 from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord, table_names_topic
 from services.bridge.progress.errors import RECOVER, NamesLost
-from services.bridge.sink.offsets import Partition, PartitionEnd, in_parts, name_of, some_answers
+from services.bridge.sink.offsets import (
+    Partition,
+    PartitionEnd,
+    answers,
+    in_parts,
+    name_of,
+    some_answers,
+)
 from services.bridge.sink.topic_ids import IdWatch, MadeAgain, compare_ids
 from services.bridge.sink.topics import Topics
 
@@ -54,10 +61,14 @@ class Lost(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A topic that is not there, and where it was noted to end; None where no record tells."""
+    """A topic that is not there, and where it was noted to end; None where no record tells.
+
+    `empty`: it is there, and no record was ever written to it.
+    """
 
     topic: str
     noted: int | None
+    empty: bool = False
 
 
 Loss = Lost | Gone | MadeAgain
@@ -280,13 +291,17 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
 
 
 def check_names(topics: Topics, slot: str, *, go_on: bool) -> None:
-    """Raise NamesLost where settings hide something and Kafka does not have the topic of names.
+    """Raise NamesLost where settings hide something and Kafka has nothing in the topic of names.
 
-    For a repair without a progress record, which would tell whether there was one.
+    For a repair, where no progress record tells whether there was something: whoever makes missing
+    topics makes that of the names, too.
     """
+    if not topics.hides:
+        return
     names = table_names_topic(topics.prefix)
-    if topics.hides and not topics.has(names):
-        judge_lost([Gone(names, None)], slot, None, names=names, go_on=go_on)
+    place, there = (names, 0), topics.has(names)
+    if not there or not answers(topics.ask_ends([place], committed=False))[place].offset:
+        judge_lost([Gone(names, None, empty=there)], slot, None, names=names, go_on=go_on)
 
 
 def _asked(topics: Topics, partitions: Sequence[Partition]) -> dict[Partition, PartitionEnd]:
@@ -339,9 +354,10 @@ def _told(lost: Loss) -> str:
     if isinstance(lost, MadeAgain):
         return f"{lost.topic} was deleted and made again (id {lost.id}, not {lost.noted})"
     if isinstance(lost, Gone):
-        untold = "not there, and no progress record tells whether it was"
-        gone = f"gone, which ended at {lost.noted}"
-        return f"{lost.topic} is {untold if lost.noted is None else gone}"
+        if lost.noted is not None:
+            return f"{lost.topic} is gone, which ended at {lost.noted}"
+        seen = "empty" if lost.empty else "not there"
+        return f"{lost.topic} is {seen}, and no progress record tells whether it was"
     if lost.offset < lost.noted:
         return f"{name_of(lost.partition)} ends at {lost.offset}, not {lost.noted}"
     return f"{name_of(lost.partition)} was cut off before {lost.noted}, and written on since"

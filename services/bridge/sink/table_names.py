@@ -127,7 +127,7 @@ class TableNames:
     def forget_dropped(self, there: Collection[int], lsn: int) -> None:
         """Let go of the tables that are not `there` once all before `lsn` is published.
 
-        `there`: the oids in the catalog, as it was before `lsn`, while no transaction ran.
+        `there`: the oids in the catalog, as it was before `lsn`, and of what was being made then.
         """
         self._dropped = [key for (oid, _), key in self._keys.items() if oid not in there]
         self._dropped_lsn = lsn
