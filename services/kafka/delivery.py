@@ -14,12 +14,13 @@ ANY_PARTITION: Final = -1
 _DEADLINE_S: Final = 30.0
 _POLL_S: Final = 0.05
 _QUEUED_MAX: Final = 50_000
-"""Records that wait in the client."""
+"""Records that wait in the client, whatever room the settings give to the producer of events."""
 _OPTIONS: Final = {
     "acks": "all",
     "enable.idempotence": True,
     "linger.ms": 0,
     "queue.buffering.max.messages": 2 * _QUEUED_MAX,
+    "queue.buffering.max.kbytes": 2**20,
     "compression.type": "lz4",
     "partitioner": "murmur2_random",
 }

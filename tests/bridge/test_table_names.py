@@ -67,7 +67,8 @@ def test_settings_that_hide_nothing_need_no_names(topics: Topics) -> None:
 def test_more_records_than_the_client_queues_are_delivered(topics: Topics) -> None:
     """A database may have that many tables; see queue.buffering.max.messages of librdkafka."""
     topic = topics.prepare_late(table_names_topic, compacted=True)
-    records = dict.fromkeys((b"%d" % number for number in range(100_100)), b"")
-    deliver(topics.settings, topic, records, operation="note", hint="see that Kafka runs")
+    records = dict.fromkeys((b"%d" % number for number in range(100_100)), b"name")
+    small = topics.settings.model_copy(update={"options": {"queue.buffering.max.kbytes": 1}})
+    deliver(small, topic, records, operation="note", hint="see that Kafka runs")
     with topics.reader(topic) as reader:
         assert reader.bounds() == (0, len(records))
