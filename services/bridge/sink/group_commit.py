@@ -16,8 +16,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as StillRunning
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
 from schemas.events import ProgressRecord
@@ -316,14 +315,12 @@ class GroupCommit:
 
     def _await_commit(self) -> None:
         """Wait for Kafka's commit, and answer the server meanwhile."""
-        while self._committing is not None:
-            try:
-                self._committing.done.result(self._standby_status.interval_s)
-            except StillRunning:
-                self._standby_status.while_waiting()
-            else:
+        while (commit := self._committing) is not None:
+            if wait((commit.done,), self._standby_status.interval_s).done:
                 self._standby_status.heard(time.monotonic())  # we did not listen meanwhile
-                self._end_commit(self._committing)
+                self._end_commit(commit)
+            else:
+                self._standby_status.while_waiting()
 
     def _end_commit(self, commit: Commit) -> None:
         """Confirm to the slot what Kafka has committed. Raise what the commit has raised."""
