@@ -108,21 +108,21 @@ class EventReader:
         """Return the events of the topics in `wanted` after `after_lsn`, up to `cut`.
 
         Kafka shows a transaction's partitions one after the other, so wait until all events that an
-        END counts can be read. `check(topic, first offset)` is called for each topic that is read
-        from its beginning. A table whose events are missing for ARRIVAL_DEADLINE_S although all
-        transactions in its topic have ended, or which `check` refuses, is given to
-        `refuse(table, error)`; if that returns, the others are taken. Raise Retryable where a
-        transaction that has not ended may bring the events. A read may itself take longer.
+        END counts can be read, also those in partitions that a broker shows only meanwhile.
+        `check(topic, first offset)` is called for each topic that is read from its beginning. A
+        table whose events are missing for ARRIVAL_DEADLINE_S although all transactions in its topic
+        have ended, or which `check` refuses, is given to `refuse(table, error)`; if that returns,
+        the others are taken. Raise Retryable where a transaction that has not ended may bring the
+        events. A read may itself take longer.
         """
         starts = self._starts(wanted, known, check, refuse)
-        partitions = {topic: tuple(numbers) for topic, numbers in starts.items()}
-        wanted = {topic: want for topic, want in wanted.items() if topic in starts}
         others = {t: w.after_lsn for t, w in wanted.items() if w.after_lsn is not None}
         counted = {t: w.counted_after for t, w in wanted.items() if w.counted_after is not None}
         short_since: float | None = None
         near = cut.read_ms or None
         while True:
-            ends, settled = self._ends(partitions, starts, near, cut.read_ms)
+            wanted = {topic: want for topic, want in wanted.items() if topic in starts}
+            ends, settled = self._ends(starts, near, cut.read_ms)
             records = self.records(starts, ends)
             events = changes.events(
                 *(records, after_lsn, cut.commit_lsn, others), counted=counted, whole=self._whole
@@ -151,6 +151,18 @@ class EventReader:
             short_since = now if short_since is None else short_since
             near = None
             time.sleep(_ARRIVAL_INTERVAL_S)
+            grown = self._grown({topic: starts[topic] for topic in short})
+            starts = {topic: at for topic, at in starts.items() if topic not in grown}
+            starts |= self._starts({t: wanted[t] for t in grown}, known, check, refuse)
+
+    def _grown(self, starts: Offsets) -> set[str]:
+        """Ask anew for the partitions of topics; return those that have more than in `starts`.
+
+        A broker may have answered before it knew of a topic, or of a partition, that was just made.
+        """
+        self._topics.refresh(*starts)
+        found = self._topics.all_partitions(starts)
+        return {topic for topic, numbers in found.items() if set(numbers) - set(starts[topic])}
 
     @staticmethod
     def _refuse_short(
@@ -219,19 +231,14 @@ class EventReader:
             if topic not in refused
         }
 
-    def _ends(
-        self,
-        partitions: Mapping[str, tuple[int, ...]],
-        starts: Offsets,
-        near: int | None,
-        read_ms: int,
-    ) -> tuple[Offsets, set[str]]:
+    def _ends(self, starts: Offsets, near: int | None, read_ms: int) -> tuple[Offsets, set[str]]:
         """Return the offsets where reading ends, and the topics whose END's events can be read.
 
         The first is what was written after the last END. `near` is the END's time stamp: wait until
         all records before it are visible, so that they are read in one pass. The second answers for
         records up to the time of the last END, `read_ms`.
         """
+        partitions = {topic: tuple(numbers) for topic, numbers in starts.items()}
         until = self._topics.written_until(partitions, read_ms)
         ends = self._topics.stable(partitions)
         if near is not None:

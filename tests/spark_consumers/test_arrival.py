@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
 from schemas.errors import OperatorNeeded
 from spark_consumers.epochs.event_reader import EventReader
+from spark_consumers.kafka.reader import TopicOffsets
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_current import ITEMS, item, rows
 
@@ -58,6 +59,29 @@ def test_events_that_never_come_stop_it(
         t.counts["public.items"] += 1
     with pytest.raises(OperatorNeeded, match=r"Kafka lacks 1 events of public\.items"):
         pipeline.apply()
+
+
+@pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
+def test_partitions_that_a_broker_does_not_show_yet_are_asked_for_again(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
+    topic, original = f"{pipeline.kafka.topic_prefix}.public.items", TopicOffsets._describe
+    stale = [shown]
+
+    def describe(offsets: TopicOffsets, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """The first answer is that of a broker whose metadata lags behind."""
+        found = original(offsets, topics)
+        return found | {topic: stale.pop()} if topic in found and stale else found
+
+    monkeypatch.setattr(TopicOffsets, "_describe", describe)
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, item(1), partition=2)
+    pipeline.apply()
+    assert not stale
+    assert len(rows(pipeline)) == 1
+    assert len(pipeline.runner.record.offsets[topic]) == 3
 
 
 def two_items(pipeline: Pipeline) -> Callable[[], None]:
