@@ -230,7 +230,8 @@ class Audit:
 
         `published`: what the publication has of it; `whole`: it sends changes of all kinds.
         """
-        base = TableAudit(state.source, state.identifier.replace("`", ""), taken.lsn, taken.ts_ms)
+        iceberg = state.identifier.replace("`", "")
+        base = TableAudit(state.source, iceberg, taken.lsn, taken.ts_ms, lacks=state.lacks)
         never = never_judged(self._settings, self._shaping, state.source, state)
         if never:
             return dataclasses.replace(base, reason=never, by_design=True)

@@ -56,8 +56,6 @@ def not_now(state: State, lsn: int) -> str:
         return PARKED
     if state.rebuild:
         return "it waits for its rebuild"
-    if state.lacks:
-        return "events of it were left out (dead letters, quarantine): rebuild it"
     if state.replaced is not None:
         return "its source table was made anew, and the rows are not replaced yet"
     if state.seen_lsn > lsn:

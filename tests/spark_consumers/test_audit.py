@@ -31,6 +31,7 @@ from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.small_topics import TOPIC_IDS
 from spark_consumers.failures import FOREIGN
+from spark_consumers.iceberg import catalog
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
 from spark_consumers.session import session_beside
@@ -422,6 +423,9 @@ def test_rows_from_before_the_slot_that_were_not_sent(
             audit_deadline_ms=600_000,
         )
         assert pipeline.stream(once=True)
+        for name in ("floats", "kept"):  # by the tables, events of both were left out
+            table = catalog.load(pipeline.spark, pipeline.identifier(name))
+            catalog.set_property(table, catalog.LACKS, "1")
         monkeypatch.setattr("spark_consumers.audit.audit.BUCKETS_AT_ONCE", 4)
         found = {one.table: one for one in audit(pipeline)}
         told_now = told([*found.values()])
@@ -432,13 +436,14 @@ def test_rows_from_before_the_slot_that_were_not_sent(
         assert "and the source has rows" in found["public.silent"].reason
         assert found["public.floats"].verdict == "equal", told_now
         assert found["public.floats"].buckets_unequal > 4
+        assert "slotbridge.lacks" in "".join(found["public.floats"].lines()), told_now
         assert found["public.parts"].verdict == "equal", told_now
         assert exit_code([*found.values()], named=False) == ExitCode.NOT_JUDGED
 
         plant(pipeline, "kept", "UPDATE {table} SET note = 'flipped' WHERE id = -2")
         plant(pipeline, "kept", "INSERT INTO {table} VALUES (1000, 'extra', 0, 0)")
         (kept,) = audit(pipeline, "public.kept")
-        assert kept.verdict == "different"
+        assert (kept.verdict, kept.lacks) == ("different", True)
         assert kept.rows == (
             Difference("different", '{"id":-2}', ("note",)),
             Difference("extra", '{"id":1000}'),
