@@ -3,7 +3,7 @@
     ask      `run` ends an epoch before what commits at the LSN (epochs/audit_log)
     witness  Kafka has all that commits before the LSN: the bridge's progress record is there
     target   the last transaction with events of the tables before the LSN: the epoch ends with it
-    epoch    the record of epochs has one with the target's commit LSN
+    epoch    the record of epochs has one with the target's commit LSN; of several, the last
 
 The target is read from the transaction topic, so that an epoch is not believed to be the cut
 because it was asked for. `run` may have gone beyond the LSN before it could see the request: then
@@ -83,7 +83,8 @@ class Cuts:
             if last is not None and last.commit_lsn == target:
                 return last
             if last is not None and last.commit_lsn > target:
-                kept = self._ledger.all(self._spark)
+                # Of epochs with one LSN the last has the rows that readers have: a rebuild's.
+                kept = reversed(self._ledger.all(self._spark))
                 return next((e for e in kept if e.commit_lsn == target), None)
             self._pause(lsn, deadline, "`slottables run` has not brought the tables there yet")
 

@@ -17,10 +17,12 @@ from schemas.events import (
     DeadLetter,
     DivergenceRecord,
     Envelope,
+    ProgressRecord,
     Source,
     TransactionEvent,
     dead_topic,
     divergence_topic,
+    progress_topic,
     schema_topic,
     transaction_topic,
 )
@@ -280,6 +282,24 @@ class Publisher:
         self._producer.begin_transaction()
         self._producer.produce(divergence_topic(self.prefix), record.model_dump_json(), "s")
         self._producer.commit_transaction(_TIMEOUT_S)
+
+    def progress(self, end_lsn: int) -> ProgressRecord:
+        """The bridge's record that Kafka has all up to an LSN, in a topic of its own."""
+        record = ProgressRecord(
+            slot="slotbridge",
+            system_identifier="1",
+            timeline=1,
+            commit_lsn=self.commit_lsn,
+            end_lsn=end_lsn,
+            seq=0,
+            ts_ms=0,
+        )
+        topic, admin = progress_topic(self.prefix), AdminClient(self._servers)
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(_TIMEOUT_S)
+        self._producer.begin_transaction()
+        self._producer.produce(topic, record.model_dump_json(), record.slot)
+        self._producer.commit_transaction(_TIMEOUT_S)
+        return record
 
     def forget(self, table: SourceTable) -> None:
         """Delete all records of a table's topic, as retention does."""

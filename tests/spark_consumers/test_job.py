@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import structlog
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from pyspark.errors import PySparkException
 
 from schemas.errors import BadInput, OperatorNeeded, Retryable, SetupError
 from schemas.events import (
-    ProgressRecord,
     dead_topic,
     divergence_topic,
-    progress_topic,
     schema_topic,
     transaction_topic,
 )
@@ -334,23 +330,7 @@ def test_other_readers_refuse_a_small_topic_that_was_made_again(pipeline: Pipeli
     with pytest.raises(OperatorNeeded, match=refused):
         restore(spark, settings, first, "host=127.0.0.1 port=1 dbname=none")
     # An audit asks for divergences once Kafka has all that commits before the source's snapshot.
-    record = ProgressRecord(
-        slot="slotbridge",
-        system_identifier="1",
-        timeline=1,
-        commit_lsn=first,
-        end_lsn=first + 10_000,
-        seq=0,
-        ts_ms=0,
-    )
-    servers: dict[str, str | int | float | bool]
-    servers = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
-    topic = progress_topic(prefix)
-    admin = AdminClient(servers)
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
-    producer = Producer(servers)
-    producer.produce(topic, record.model_dump_json(), record.slot)
-    assert producer.flush(30) == 0
+    record = pipeline.publisher.progress(first + 10_000)
 
     def shown() -> bool:
         with contextlib.suppress(Retryable):

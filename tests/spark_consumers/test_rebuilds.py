@@ -1,5 +1,6 @@
 """A table that is made anew beside the stream: in parts, killed anywhere, seen by readers."""
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
 from schemas.errors import OperatorNeeded, SettingsError
+from spark_consumers.audit.cut import Cuts
 from spark_consumers.epochs import epoch_runner, publication, rebuilds, stage
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.publication import TableCommit
@@ -163,6 +165,21 @@ def test_the_others_go_on_and_readers_have_the_old_table_until_it_is_whole(
         t.insert(ITEMS, {"id": 99, "g": 9, "v": "later"})
     pipeline.apply()
     assert len(whole(pipeline)) == len(before) + 1
+
+
+def test_an_audit_takes_the_rebuilt_rows_where_two_epochs_have_one_lsn(pipeline: Pipeline) -> None:
+    load(pipeline, 1, truncate=False)
+    before, lsn = record(pipeline), pipeline.publisher.commit_lsn
+    ask(pipeline)
+    finish(pipeline)
+    rebuilt = record(pipeline)
+    assert (rebuilt.epoch, rebuilt.commit_lsn) == (before.epoch + 1, lsn)
+    pipeline.publisher.progress(lsn + 100)
+    tell(pipeline, 1)
+    pipeline.apply()
+    stop = threading.Event()
+    with contextlib.closing(Cuts(pipeline.spark, pipeline.settings, lambda _: True, stop)) as cuts:
+        assert cuts.epoch_before(lsn + 1, 1) == rebuilt
 
 
 def test_changes_that_come_meanwhile_are_in_the_old_table_and_in_the_new_one(
