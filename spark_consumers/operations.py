@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import structlog
 from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, staging
 from spark_consumers.iceberg.maintenance import Maintained
-from spark_consumers.iceberg.tables import NEVER, Tables
+from spark_consumers.iceberg.tables import NEVER, State, Tables
 
 log = structlog.get_logger()
 
@@ -38,62 +38,71 @@ class Operator:
     def rebuild(self, names: Sequence[str]) -> Iterator[str]:
         """Mark tables (`schema.table`) to be made anew, beside the epochs.
 
-        Raise SettingsError for one that is not there, or whose rebuild is not done.
+        Raise SettingsError for one that is not there, or whose rebuild is not done; nothing is
+        asked of the others then.
         """
         states = self._tables.states(self._spark)
         ledger = Ledger(self._tables.namespace, self._settings)
         parked = self._parked(ledger)
-        for name in names:
-            state = states.get(name)
-            if state is None:
-                raise SettingsError(
-                    f"there is no Iceberg table of {name}",
-                    operation="rebuild",
-                    subject=self._tables.namespace,
-                    hint=f"tables: {', '.join(sorted(states)) or 'none'}",
-                )
-            if state.rebuild:
-                raise SettingsError(
-                    f"{name} is being rebuilt already",
-                    operation="rebuild",
-                    subject=self._tables.namespace,
-                    hint="`slottables status` shows how far it is; `slottables run` must be "
-                    "running. `slottables rebuild --cancel` ends it. A parked table whose rebuild "
-                    "waits: `slottables unpark`",
-                )
+        asked = {name: self._to_rebuild(name, states) for name in names}
+        for name, state in asked.items():
             staging.warn_emptied(name, state.kept)
             table = catalog.load(self._spark, state.identifier)
             catalog.set_property(table, catalog.REBUILD, uuid.uuid4().hex)
             if name in parked:
                 ledger.unpark(self._spark, {name: parked[name]})
+            ledger.ask(self._spark, f"rebuild at {time.time()}")
             yield name
-        ledger.ask(self._spark, f"rebuild at {time.time()}")
+
+    def _to_rebuild(self, name: str, states: Mapping[str, State]) -> State:
+        state = states.get(name)
+        if state is None:
+            raise SettingsError(
+                f"there is no Iceberg table of {name}",
+                operation="rebuild",
+                subject=self._tables.namespace,
+                hint=f"tables: {', '.join(sorted(states)) or 'none'}",
+            )
+        if state.rebuild:
+            raise SettingsError(
+                f"{name} is being rebuilt already",
+                operation="rebuild",
+                subject=self._tables.namespace,
+                hint="`slottables status` shows how far it is; `slottables run` must be "
+                "running. `slottables rebuild --cancel` ends it. A parked table whose rebuild "
+                "waits: `slottables unpark`",
+            )
+        return state
 
     def cancel_rebuild(self, names: Sequence[str]) -> Iterator[tuple[str, bool]]:
         """End the rebuilds of tables: (table, whether it is parked) of each.
 
         The table stays as it is, and goes on with the epochs; a parked one stays parked. Raise
-        SettingsError for one that is not being rebuilt. What `run` has under way for it comes to
-        nothing.
+        SettingsError for one that is not being rebuilt; the others' rebuilds go on then. What `run`
+        has under way for it comes to nothing.
         """
         states = self._tables.states(self._spark)
         ledger = Ledger(self._tables.namespace, self._settings)
         parked = self._parked(ledger)
-        for name in names:
-            state = states.get(name)
-            if state is None or not state.rebuild:
-                rebuilt = sorted(known for known, found in states.items() if found.rebuild)
-                raise SettingsError(
-                    f"{name} is not being rebuilt",
-                    operation="cancel a rebuild",
-                    subject=self._tables.namespace,
-                    hint=f"tables that are being rebuilt: {', '.join(rebuilt) or 'none'}",
-                )
+        asked = {name: self._to_cancel(name, states) for name in names}
+        for name, state in asked.items():
             if name in parked:  # first: it is not to return without the rebuild
                 ledger.leave_parked(self._spark, name)
             staging.end_side(catalog.load(self._spark, state.identifier))
+            ledger.ask(self._spark, f"rebuild cancelled at {time.time()}")
             yield name, name in parked
-        ledger.ask(self._spark, f"rebuild cancelled at {time.time()}")
+
+    def _to_cancel(self, name: str, states: Mapping[str, State]) -> State:
+        state = states.get(name)
+        if state is None or not state.rebuild:
+            rebuilt = sorted(known for known, found in states.items() if found.rebuild)
+            raise SettingsError(
+                f"{name} is not being rebuilt",
+                operation="cancel a rebuild",
+                subject=self._tables.namespace,
+                hint=f"tables that are being rebuilt: {', '.join(rebuilt) or 'none'}",
+            )
+        return state
 
     def unpark(self, names: Sequence[str], *, accept_dead_letters: bool = False) -> Iterator[str]:
         """Let `run` bring parked tables to the others; raise SettingsError for one not parked.

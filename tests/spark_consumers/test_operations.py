@@ -134,6 +134,30 @@ def test_an_idle_table_is_made_anew_without_a_restart(pipeline: Pipeline) -> Non
     assert accounts(pipeline) == expected
 
 
+def test_nothing_is_asked_of_tables_where_one_name_is_refused(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ACCOUNTS, {"id": 1, "b": 1, "v": 1})
+        t.insert(MOVES, {"b": 1, "v": 1})
+    pipeline.apply()
+    operator, asked = Operator(pipeline.spark, pipeline.settings), ["public.accounts"]
+
+    def marked() -> list[str]:
+        properties = (
+            (name, catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(name))))
+            for name in TABLES
+        )
+        return [f"public.{name}" for name, found in properties if catalog.REBUILD in found]
+
+    with pytest.raises(SettingsError, match=r"no Iceberg table of public\.nowhere"):
+        list(operator.rebuild([*asked, "public.nowhere"]))
+    assert marked() == []
+    assert list(operator.rebuild([*asked, *asked])) == asked
+    with pytest.raises(SettingsError, match=r"public\.moves is not being rebuilt"):
+        list(operator.cancel_rebuild([*asked, "public.moves"]))
+    assert marked() == asked
+
+
 def test_maintenance_leaves_rows_and_tags_and_few_files(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
