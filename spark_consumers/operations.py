@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from schemas.errors import SettingsError, SlotbridgeError
 from schemas.lsn import format_lsn
+from schemas.naming import Naming
 from schemas.settings import Settings, require
 from spark_consumers.epochs.ledger import (
     EpochRecord,
@@ -20,7 +21,7 @@ from spark_consumers.epochs.ledger import (
 )
 from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.iceberg import catalog, staging
+from spark_consumers.iceberg import catalog, staging, sums
 from spark_consumers.iceberg.maintenance import Maintained
 from spark_consumers.iceberg.tables import NEVER, State, Tables
 
@@ -33,13 +34,15 @@ class Operator:
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark = spark
         self._settings = require(settings.tables, "tables")
-        self._tables = Tables(require(settings.kafka, "kafka"), self._settings)
+        kafka = require(settings.kafka, "kafka")
+        self._tables = Tables(kafka, self._settings)
+        self._naming = Naming(kafka.topic_prefix, settings.shaping)
 
     def rebuild(self, names: Sequence[str]) -> Iterator[str]:
         """Mark tables (`schema.table`) to be made anew, beside the epochs.
 
-        Raise SettingsError for one that is not there, or whose rebuild is not done; nothing is
-        asked of the others then.
+        Raise SettingsError for one that is not there, that `run` does not follow, or whose rebuild
+        is not done, and for sums; nothing is asked of the others then.
         """
         states = self._tables.states(self._spark)
         ledger = Ledger(self._tables.namespace, self._settings)
@@ -55,24 +58,31 @@ class Operator:
             yield name
 
     def _to_rebuild(self, name: str, states: Mapping[str, State]) -> State:
+        """Return the state of a table that `run` can rebuild; raise SettingsError for another."""
         state = states.get(name)
         if state is None:
-            raise SettingsError(
-                f"there is no Iceberg table of {name}",
-                operation="rebuild",
-                subject=self._tables.namespace,
-                hint=f"tables: {', '.join(sorted(states)) or 'none'}",
+            known = sorted(n for n in states if self._follows(n))
+            problem = f"there is no Iceberg table of {name}"
+            hint = f"tables: {', '.join(known) or 'none'}"
+        elif sums.is_sums(name):
+            problem = f"{name} is a table of sums"
+            hint = "`slottables run` computes it anew with each rebuild of its source table"
+        elif not self._follows(name):
+            problem = f"`slottables run` does not follow {name}"
+            hint = "tables.tables and shaping say which tables it follows"
+        elif state.rebuild:
+            problem = f"{name} is being rebuilt already"
+            hint = (
+                "`slottables status` shows how far it is; `slottables run` must be running. "
+                "`slottables rebuild --cancel` ends it. A parked table whose rebuild waits: "
+                "`slottables unpark`"
             )
-        if state.rebuild:
-            raise SettingsError(
-                f"{name} is being rebuilt already",
-                operation="rebuild",
-                subject=self._tables.namespace,
-                hint="`slottables status` shows how far it is; `slottables run` must be "
-                "running. `slottables rebuild --cancel` ends it. A parked table whose rebuild "
-                "waits: `slottables unpark`",
-            )
-        return state
+        else:
+            return state
+        raise SettingsError(problem, operation="rebuild", subject=self._tables.namespace, hint=hint)
+
+    def _follows(self, name: str) -> bool:
+        return not sums.is_sums(name) and self._settings.follows(name, self._naming)
 
     def cancel_rebuild(self, names: Sequence[str]) -> Iterator[tuple[str, bool]]:
         """End the rebuilds of tables: (table, whether it is parked) of each.

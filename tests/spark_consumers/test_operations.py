@@ -158,6 +158,27 @@ def test_nothing_is_asked_of_tables_where_one_name_is_refused(pipeline: Pipeline
     assert marked() == asked
 
 
+def test_a_rebuild_that_run_can_not_bring_is_refused(new_pipeline: NewPipeline) -> None:
+    moved = {"source": "public.moves", "group_by": ["b"], "sums": {"total": "v"}}
+    pipeline = new_pipeline(sums={"moved": moved})
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ACCOUNTS, {"id": 1, "b": 1, "v": 1})
+        t.insert(MOVES, {"b": 1, "v": 1})
+    pipeline.apply()
+    pipeline.set_tables(tables=("public.moves",))
+    operator = Operator(pipeline.spark, pipeline.settings)
+    for name, problem in {
+        "sums of moved": "is a table of sums",
+        "public.accounts": "does not follow",
+        "moved": r"tables: public\.moves$",
+    }.items():
+        with pytest.raises(SettingsError, match=problem):
+            list(operator.rebuild(["public.moves", name]))
+    found = Operator(pipeline.spark, pipeline.settings)._tables.states(pipeline.spark)
+    assert not [name for name, state in found.items() if state.rebuild]
+
+
 def test_maintenance_leaves_rows_and_tags_and_few_files(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
