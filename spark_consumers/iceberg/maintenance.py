@@ -80,7 +80,8 @@ def maintain(
     catalog.forget(table, forgotten(refs, times_ms, recorded, retention, most, now_ms))
     tick()
     # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
-    catalog.expire(table, keep=1, older_than_ms=now_ms - settings.epochs_kept_all_ms)
+    older_than_ms = expired_before(metadata, now_ms - settings.epochs_kept_all_ms)
+    catalog.expire(table, keep=1, older_than_ms=older_than_ms)
     tick()
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()
@@ -123,6 +124,18 @@ def forgotten(
     stay = set([tag for tag in others if tag in young][-most:])
     gone = [tag for tag in others if tag not in stay]
     return [*gone, *holds.expired(refs, now_ms)]
+
+
+def expired_before(metadata: Mapping[str, Any], cutoff_ms: int) -> int:
+    """Return the time before which a table's snapshots go (ms since 1970). Pure.
+
+    `metadata`: the table's, as Iceberg's specification has it. A reader has had the snapshot that
+    was the table at the cutoff until then, however old it is: it stays.
+    """
+    times_ms = {s["snapshot-id"]: int(s["timestamp-ms"]) for s in metadata.get("snapshots", ())}
+    log = metadata.get("snapshot-log", ())
+    was = [entry["snapshot-id"] for entry in log if int(entry["timestamp-ms"]) <= cutoff_ms]
+    return min(cutoff_ms, times_ms.get(was[-1], cutoff_ms)) if was else cutoff_ms
 
 
 def _files(spark: SparkSession, identifier: str) -> int:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,6 +262,37 @@ def test_old_epochs_go_and_what_is_read_or_tagged_stays(new_pipeline: NewPipelin
         t.insert(MOVES, {"b": 0, "v": 1})
     pipeline.apply()
     assert [e["epoch"] for e in operator.epochs()] == [4, 5]
+
+
+def test_a_snapshot_stays_for_the_readers_that_it_had_until_it_was_replaced(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tag names that of a compaction, which may be current for hours."""
+    pipeline = new_pipeline(compact_files_min=2)
+    pipeline.publisher.announce(ACCOUNTS)
+    for number in range(2):
+        with pipeline.publisher.transaction() as t:
+            t.insert(ACCOUNTS, {"id": number, "b": 1, "v": number})
+        pipeline.apply()
+    state, spark = pipeline.runner.states["public.accounts"], pipeline.spark
+    maintain(spark, pipeline.tables, state, orphans=False)
+    compacted = catalog.snapshot_id(catalog.load(spark, state.identifier))
+    assert compacted is not None
+    with pipeline.publisher.transaction() as t:
+        t.update(ACCOUNTS, {"id": 0, "b": 2, "v": 0})
+    pipeline.apply()
+    log = catalog.metadata(catalog.load(spark, state.identifier))["snapshot-log"]
+    replaced_ms = log[-1]["timestamp-ms"]
+    settings = pipeline.tables.model_copy(update={"compact_files_min": 1000})
+    for late_ms, there in ((-1, True), (1, False)):
+        now_s = (replaced_ms + settings.epochs_kept_all_ms + late_ms) / 1000
+        clock = SimpleNamespace(time=lambda now_s=now_s: now_s)
+        monkeypatch.setattr("spark_consumers.iceberg.maintenance.time", clock)
+        maintain(spark, settings, state, orphans=False)
+        table = catalog.load(spark, state.identifier)
+        assert (table.snapshot(compacted) is not None) is there
+        if there:
+            assert catalog.as_of(spark, state.identifier, compacted).count() == 2
 
 
 def files(pipeline: Pipeline, table: str) -> dict[str, int]:
