@@ -146,7 +146,8 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         OperatorNeeded,
         ExitCode.WITNESSES_DISAGREE,
         "Kafka has deleted events that the tables have not read",
-        "topic retention was too short or a topic was made anew: rebuild the tables",
+        "topic retention was too short or a topic was made anew: the next start of `slottables run`"
+        " names the topic and what helps",
     ),
     (
         r"No space left on device",

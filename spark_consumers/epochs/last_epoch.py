@@ -43,7 +43,8 @@ def lost_transactions(topic: str, commit_lsn: int) -> OperatorNeeded:
         operation="go on with an epoch",
         subject=topic,
         lsn=commit_lsn,
-        hint="the topics were made anew or their retention was too short: rebuild the tables",
+        hint="the topics were made anew or their retention was too short: fill new tables under "
+        "another tables.namespace",
     )
 
 

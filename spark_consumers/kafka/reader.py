@@ -80,7 +80,8 @@ def kafka_failure(error: KafkaException, topic: str) -> SlotbridgeError:
             "Kafka has deleted events that the tables have not read",
             operation="read Kafka",
             subject=topic,
-            hint="topic retention was too short, or a topic was recreated: rebuild the tables",
+            hint="topic retention was too short, or a topic was recreated: the next start of "
+            "`slottables run` names what helps",
         )
     if failure.code() in (
         *(KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED),

@@ -89,7 +89,10 @@ class TransactionTopic:
                 "Kafka has deleted events that the tables have not read",
                 operation="read Kafka",
                 subject=self.name,
-                hint="topic retention was too short, or a topic was recreated: rebuild the tables",
+                hint="topic retention was too short, or a topic was recreated: drop the table "
+                "`_epochs` and start; the tables go on with what their own topics have, uncounted. "
+                "Then audit them, and rebuild those that differ. Or fill new tables under another "
+                "tables.namespace (docs/TABLES.md)",
             )
         return offset
 

@@ -162,8 +162,7 @@ def restore(
 
     `into`: the target's conninfo. `dry_run`: do all but copy rows, and keep nothing of it. Raise
     SettingsError for an LSN before the epochs that are kept, a table that can't be restored, and a
-    target with rows; OperatorNeeded for a table that lost the epoch's snapshot or waits for its
-    rebuild.
+    target with rows; OperatorNeeded for a table that lost the epoch's snapshot.
     """
     try:
         return _Restoring(spark, settings).run(commit_lsn, into, tables, dry_run, progress)
@@ -253,9 +252,9 @@ class _Restoring:
         return found
 
     def _table(self, epoch: EpochRecord, name: str, state: State | None) -> _Table:
-        if state is None or state.rebuild:
+        if state is None:
             raise OperatorNeeded(
-                "the Iceberg table " + ("waits for its rebuild" if state else "is not there"),
+                "the Iceberg table is not there",
                 operation=OPERATION,
                 subject=name,
                 lsn=epoch.commit_lsn,

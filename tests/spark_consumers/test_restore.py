@@ -124,6 +124,8 @@ def test_all_tables_are_as_of_one_epoch_whatever_came_since(
         typed = b"SELECT DISTINCT pg_typeof(mood)::text FROM items"
         assert lists(connection, typed) == [("mood",)]
         connection.execute("TRUNCATE past")
+        # A rebuild is beside the table, and a topic may lack what it needs.
+        assert list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.past"]))
         late = asked(first + 10**6, "public.past")
         assert "have not reached" in late.note
         assert lists(connection, b"SELECT id, v::text FROM past") == [(1, "9.00")]
@@ -195,8 +197,6 @@ def test_what_can_not_be_restored_is_named(
         refused(SettingsError, r"publication everything .* restored rows \(Odd one\.log\)")
         connection.execute("DROP PUBLICATION everything")
     assert isinstance(pipeline.settings.source, SourceSettings)
-    assert list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.items"]))
-    refused(OperatorNeeded, r"waits for its rebuild \(public\.items", "public.items")
     table = catalog.load(pipeline.spark, pipeline.identifier("past"))
     catalog.forget(table, catalog.own_tags(table)[:-1])
     catalog.expire(table, keep=1, older_than_ms=2**62)

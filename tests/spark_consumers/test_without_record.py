@@ -9,6 +9,7 @@ import structlog
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from schemas.errors import OperatorNeeded
 from schemas.events import transaction_topic
 from spark_consumers.epochs import incomplete_tables
 from spark_consumers.epochs.parking import Parking
@@ -18,6 +19,7 @@ from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, Lacking
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, EndEvent, Transactions
+from spark_consumers.operations import Operator
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import make_again
@@ -133,6 +135,30 @@ def test_tables_are_not_whole_where_the_first_transaction_comes_behind_a_gap(
     assert [one for one in told if "it does not have the transactions" in one["event"]]
     assert [one for one in told if "deleted and created again since the last" in one["event"]]
     assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
+
+
+def test_the_way_on_after_deleted_transactions_is_the_one_that_the_error_names(
+    new_pipeline: NewPipeline,
+) -> None:
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(*TABLES)
+    every(pipeline, 1)
+    pipeline.apply()
+    every(pipeline, 2)
+    every(pipeline, 3)
+    delete_before_end(pipeline, 3)
+    with pytest.raises(OperatorNeeded, match="deleted events that the tables have not read") as no:
+        pipeline.step()
+    assert "drop the table `_epochs` and start" in no.value.hint
+    without_epochs(pipeline)
+    pipeline.apply()
+    assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.first"]))
+    pipeline.restart()
+    while pipeline.runner.works_alone:
+        pipeline.step()
+    for table in TABLES:
+        assert [row.id for row in pipeline.rows(table.name)] == [1, 2, 3]
 
 
 def properties(pipeline: Pipeline, table: SourceTable) -> Mapping[str, str]:
