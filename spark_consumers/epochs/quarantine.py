@@ -26,6 +26,12 @@ NAME = "_quarantine"
 PLACES_MAX = 1000
 """The most bad events of one epoch; more of them mean a systematic error."""
 _COLUMNS = ("topic", "partition", "offset", "commit_lsn", "seq", "op", "reason", "key", "value")
+_PROPERTIES = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "5",
+    "write.metadata.compression-codec": "gzip",
+}
+"""Each epoch with a bad event writes the metadata anew, with all snapshots."""
 _SAME = ("topic", "partition", "offset", "commit_lsn", "key", "value")
 """An event with these is in the quarantine already."""
 _SQL = (
@@ -90,6 +96,9 @@ class Quarantine:
     def _write(self, epoch: int | None, bad: DataFrame, offsets: Collection[int]) -> None:
         if not self._spark.catalog.tableExists(self._identifier):
             self._spark.sql(f"CREATE TABLE {self._identifier} ({_SQL}) USING iceberg")
+        table = catalog.load(self._spark, self._identifier)
+        if not _PROPERTIES.items() <= catalog.properties(table).items():
+            catalog.set_properties(table, _PROPERTIES)
         # The bounds spare most of the values, which are whole records.
         near = f"offset BETWEEN {min(offsets)} AND {max(offsets)}"
         there = self._spark.table(self._identifier).where(near).select(*_SAME)

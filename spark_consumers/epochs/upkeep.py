@@ -1,4 +1,7 @@
-"""Maintains all tables of a namespace, by the epochs that are to stay readable."""
+"""Maintains all tables of a namespace, by the epochs that are to stay readable.
+
+So is the quarantine, which no epoch names.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -8,9 +11,10 @@ from pyspark.sql import SparkSession
 from schemas.errors import SlotbridgeError
 from schemas.tables import TablesSettings
 from spark_consumers.epochs.ledger import Ledger, recorded_of
+from spark_consumers.epochs.quarantine import NAME as QUARANTINE
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, rollback
-from spark_consumers.iceberg.maintenance import Maintained, maintain
+from spark_consumers.iceberg.maintenance import Maintained, maintain, maintain_without_epochs
 from spark_consumers.iceberg.tables import State
 from spark_consumers.liveness import tick
 
@@ -45,10 +49,22 @@ def maintain_all(
                 *(spark, settings, state), orphans=orphans, recorded=recorded, compacted=compacted
             )
         except FOREIGN as error:
-            failure = translated(error, "maintain tables")
-            failure.subject = failure.subject or state.source
-            log.warning("maintenance of a table failed", table=state.source, error=str(failure))
-            yield failure
+            yield _failed(error, state.source)
+    quarantine = catalog.sibling(ledger.identifier, QUARANTINE)
+    try:
+        if spark.catalog.tableExists(quarantine):
+            yield maintain_without_epochs(
+                *(spark, settings, QUARANTINE, quarantine), orphans=orphans
+            )
+    except FOREIGN as error:
+        yield _failed(error, QUARANTINE)
+
+
+def _failed(error: Exception, name: str) -> SlotbridgeError:
+    failure = translated(error, "maintain tables")
+    failure.subject = failure.subject or name
+    log.warning("maintenance of a table failed", table=name, error=str(failure))
+    return failure
 
 
 def _require_known(spark: SparkSession, state: State) -> None:

@@ -64,10 +64,7 @@ def maintain(
     """
     table = catalog.load(spark, state.identifier)
     catalog.keep_progress(table)
-    before = _files(spark, state.identifier)
-    if before >= settings.compact_files_min:
-        _compact(spark, table, settings)
-        table.refresh()
+    before = _compacted(spark, settings, table, state.identifier)
     snapshot = catalog.snapshot_id(table)
     if compacted is not None and snapshot is not None:
         compacted(state, snapshot)
@@ -82,16 +79,48 @@ def maintain(
     # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
     older_than_ms = expired_before(metadata, now_ms - settings.epochs_kept_all_ms)
     catalog.expire(table, keep=1, older_than_ms=older_than_ms)
+    return _done(spark, settings, table, state.source, state.identifier, before, orphans=orphans)
+
+
+def maintain_without_epochs(
+    spark: SparkSession, settings: TablesSettings, name: str, identifier: str, *, orphans: bool
+) -> Maintained:
+    """Maintain a table that is only appended to, as `maintain` does; epochs name none of it.
+
+    `name`: what the result calls it.
+    """
+    table = catalog.load(spark, identifier)
+    before = _compacted(spark, settings, table, identifier)
+    cutoff_ms = int(time.time() * 1000) - settings.epochs_kept_all_ms
+    catalog.expire(table, keep=1, older_than_ms=expired_before(catalog.metadata(table), cutoff_ms))
+    return _done(spark, settings, table, name, identifier, before, orphans=orphans)
+
+
+def _compacted(spark: SparkSession, settings: TablesSettings, table: Any, identifier: str) -> int:
+    """Compact a table if it has many files; return how many it had."""
+    before = _files(spark, identifier)
+    if before >= settings.compact_files_min:
+        _compact(spark, table, settings)
+        table.refresh()
+    return before
+
+
+def _done(
+    spark: SparkSession,
+    settings: TablesSettings,
+    table: Any,
+    name: str,
+    identifier: str,
+    before: int,
+    *,
+    orphans: bool,
+) -> Maintained:
+    """Remove orphans of a table whose snapshots have expired; return what was done."""
     tick()
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()
-    done = Maintained(
-        state.source,
-        before,
-        _files(spark, state.identifier),
-        sum(1 for _ in table.snapshots()),
-        removed,
-    )
+    snapshots = sum(1 for _ in table.snapshots())
+    done = Maintained(name, before, _files(spark, identifier), snapshots, removed)
     log.info("table maintained", table=done.table, files=done.files_after, snapshots=done.snapshots)
     return done
 

@@ -1,8 +1,11 @@
 """Events that can't be read or don't fit: put aside, named, and never a silent NULL."""
 
+from pathlib import Path
+
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from spark_consumers.operations import Operator
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -154,3 +157,25 @@ def test_an_event_at_the_place_and_lsn_of_another_one_is_put_aside_too(
         [(0, 0, publisher.commit_lsn)] * 2 + [(1, 0, None)] * 2, key=str
     )
     assert aside.where("value LIKE '%second%' OR value = 'nor this'").count() == 2
+
+
+def test_the_quarantine_keeps_its_events_and_few_snapshots_and_files(
+    new_pipeline: NewPipeline, warehouse: Path
+) -> None:
+    ages = ("epochs_kept_all_ms", "epochs_kept_minutely_ms", "epochs_kept_hourly_ms")
+    pipeline = new_pipeline(
+        on_bad_event="quarantine", compact_files_min=2, **dict.fromkeys(ages, 0)
+    )
+    pipeline.publisher.announce(LOG)
+    for number in range(7):
+        with pipeline.publisher.transaction() as t:
+            t.insert(LOG, {"n": f"no number {number}"})
+        pipeline.apply()
+    (folder,) = warehouse.glob(f"{pipeline.kafka.topic_prefix}/_quarantine")
+    assert len(list(folder.glob("metadata/*.metadata.json"))) <= 6
+    pipeline.runner.maintain()
+    name = pipeline.identifier("_quarantine")
+    assert pipeline.snapshots("_quarantine") == pipeline.spark.table(f"{name}.files").count() == 1
+    assert pipeline.spark.table(name).count() == 7
+    done = list(Operator(pipeline.spark, pipeline.settings).maintain())
+    assert [one.table for one in done][-1] == "_quarantine"
