@@ -417,6 +417,26 @@ def test_a_table_left_out_for_an_epoch_returns_without_what_kafka_has_lost_and_s
     assert catalog.LACKS in properties(pipeline)
 
 
+def test_a_table_that_the_settings_left_out_returns_uncounted_and_says_so(
+    pipeline: Pipeline,
+) -> None:
+    changed(pipeline, tables=["public.good"])
+    with pipeline.publisher.transaction() as t:
+        t.insert(GOOD, {"id": 2, "v": "2"})
+        t.insert(BAD, {"id": 2, "v": "2"})
+        t.counts[NAME] += 1  # Kafka has lost the other one
+    pipeline.apply()
+    changed(pipeline, tables=[])
+    both(pipeline, 3)
+    with structlog.testing.capture_logs() as told:
+        assert not pipeline.apply().refused
+    lines = [line for line in told if "not judged: whether Kafka has all" in line["event"]]
+    assert [line["tables"] for line in lines] == [NAME]
+    assert ids(pipeline, "bad") == [1, 2, 3]
+    assert catalog.LACKS in properties(pipeline)
+    assert catalog.LACKS not in properties(pipeline, "good")
+
+
 def test_dead_letters_of_a_parked_table_are_known_when_it_returns(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
