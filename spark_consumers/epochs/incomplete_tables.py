@@ -79,7 +79,10 @@ def mark(
     opened: dict[str, OpenTable],
     states: dict[str, State],
 ) -> None:
-    """Note of tables that they lack an event: in Iceberg, in `opened` and in `states`."""
+    """Note of tables that they lack an event: in Iceberg, in `opened` and in `states`.
+
+    Raise Retryable (LOCKED) where another writer has brought one of them an epoch.
+    """
     for name in names:
         table, state = opened.get(name), states.get(name)
         if (table and table.lacks) or (state and state.lacks):
@@ -90,6 +93,7 @@ def mark(
             states[name] = replace(state, lacks=True)
         identifier = table.identifier if table else state.identifier if state else None
         if identifier is not None:
-            found = catalog.load(spark, identifier)
+            known = state.sealed if state else (NEVER, NEVER)
+            found = catalog.load_known(spark, identifier, known)
             catalog.set_property(found, catalog.LACKS, str(commit_lsn))
             tick()

@@ -27,7 +27,7 @@ from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable, Plac
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.parked import concerns_one_table, parked_by
-from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
+from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, parked_note
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.liveness import tick
 
@@ -264,6 +264,10 @@ class Parking:
         if self._spark.catalog.tableExists(identifier):
             table = catalog.load(self._spark, identifier)
             if catalog.properties(table).get(catalog.SOURCE) == name:
+                known = state.sealed if state else (NEVER, NEVER)
+                found = catalog.require_known(table, identifier, known)
+                if parked_note(found, known) != (state.parked if state else None):
+                    raise catalog.overtaken(identifier)
                 catalog.set_property(table, catalog.PARKED, note.text())
                 changed = self._tables.state(self._spark, identifier)
                 if changed is not None:

@@ -207,15 +207,15 @@ class Rebuilds:
     def _end(self, name: str, states: dict[str, State]) -> None:
         """End a rebuild that is refused: the table stays as it is."""
         self._notes.pop(name, None)
-        staging.end_side(catalog.load(self._spark, states[name].identifier))
-        states[name] = replace(states[name], rebuild=False)
+        state = states[name]
+        staging.end_side(catalog.load_known(self._spark, state.identifier, state.sealed))
+        states[name] = replace(state, rebuild=False)
         log.error("a rebuild is refused and ends", table=name)
 
     def _begin(
         self, name: str, state: State, shape: CommitPosition, *, whole: bool = False
     ) -> RebuildNote:
-        table = catalog.load(self._spark, state.identifier)
-        catalog.require_known(table, state.identifier, state.sealed)
+        table = catalog.load_known(self._spark, state.identifier, state.sealed)
         asked = catalog.properties(table).get(catalog.REBUILD)
         if asked is None:
             raise catalog.overtaken(state.identifier)

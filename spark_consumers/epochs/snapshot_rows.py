@@ -12,7 +12,7 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from spark_consumers.iceberg import catalog
-from spark_consumers.iceberg.tables import OpenTable, State
+from spark_consumers.iceberg.tables import NEVER, OpenTable, State
 from spark_consumers.liveness import tick
 
 
@@ -22,7 +22,10 @@ def note_bound(
     opened: dict[str, OpenTable],
     states: dict[str, State],
 ) -> None:
-    """Note the bound of tables that an epoch brings rows of a snapshot: in Iceberg and here."""
+    """Note the bound of tables that an epoch brings rows of a snapshot: in Iceberg and here.
+
+    Raise Retryable (LOCKED) where another writer has brought one of them an epoch.
+    """
     for name, lsn in seen.items():
         table, state = opened[name], states.get(name)
         if lsn <= table.seen_lsn:
@@ -30,6 +33,7 @@ def note_bound(
         opened[name] = replace(table, seen_lsn=lsn)
         if state is not None:
             states[name] = replace(state, seen_lsn=lsn)
-        found = catalog.load(spark, table.identifier)
+        known = state.sealed if state else (NEVER, NEVER)
+        found = catalog.load_known(spark, table.identifier, known)
         catalog.set_property(found, catalog.SEEN_LSN, str(lsn))
         tick()

@@ -132,6 +132,16 @@ def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[s
     return found
 
 
+def load_known(spark: SparkSession, identifier: str, known: tuple[int, int]) -> Any:
+    """Load a table that its writer is to change before, or outside, an epoch's commit.
+
+    Raise Retryable (LOCKED) where the table has another epoch than `known`, the writer's.
+    """
+    table = load(spark, identifier)
+    require_known(table, identifier, known)
+    return table
+
+
 def overtaken(identifier: str) -> Retryable:
     """Return the error of a writer whose knowledge of the table is out of date."""
     return Retryable(

@@ -252,7 +252,8 @@ class Tables:
                     unfilled_columns=list(kept),
                 )
             values = {catalog.RULE: document, catalog.KEPT: json.dumps(kept)}
-            catalog.set_properties(catalog.load(spark, state.identifier), values)
+            known = catalog.load_known(spark, state.identifier, state.sealed)
+            catalog.set_properties(known, values)
         return Layout(shape, now, kept)
 
 
@@ -272,8 +273,7 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
     """Return the state of a table whose properties are `found`."""
     source, shape, rule = found[catalog.SOURCE], found.get(catalog.SHAPE), found.get(catalog.RULE)
     sealed = catalog.reached(table, found)
-    note = found.get(catalog.PARKED)
-    parked = parked_from(json.loads(note)) if note else None
+    parked = parked_note(found, sealed)
     return State(
         source,
         identifier,
@@ -295,6 +295,17 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
         tuple(json.loads(found.get(catalog.DROPS, "[]"))),
         definition=found.get(catalog.SUMS, ""),
     )
+
+
+def parked_note(found: Mapping[str, str], sealed: tuple[int, int]) -> Parked | None:
+    """Return the note among a table's properties that it is parked, None without one. Pure.
+
+    `sealed`: epoch and commit LSN that the table has. A note of an earlier epoch is not believed:
+    a writer that another one had overtaken has written it.
+    """
+    text = found.get(catalog.PARKED)
+    note = parked_from(json.loads(text)) if text else None
+    return None if note is None or note.epoch < sealed[0] else note
 
 
 def _taken(spark: SparkSession, identifier: str, shape: Shape) -> OperatorNeeded | Retryable:

@@ -7,8 +7,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 from schemas.errors import Retryable
-from spark_consumers.epochs import epoch_runner
+from spark_consumers.epochs import epoch_runner, incomplete_tables, snapshot_rows
 from spark_consumers.epochs.ledger import Ledger
+from spark_consumers.epochs.rebuilds import Rebuilds
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.failures import translated
 from spark_consumers.iceberg import catalog
@@ -37,6 +38,14 @@ def publish(pipeline: Pipeline, number: int) -> None:
         t.insert(ITEMS, {"id": number, "b": 1})
         t.insert(LOG, {"b": number})
         t.insert(PAST, {"id": number, "b": 1})
+
+
+def another(pipeline: Pipeline) -> Pipeline:
+    """Another writer of the same tables."""
+    session = pipeline.spark.newSession()
+    for option, value in catalog_options(pipeline.tables).items():
+        session.conf.set(option, value)
+    return Pipeline(session, pipeline.settings, pipeline.publisher)
 
 
 def require_once(pipeline: Pipeline, numbers: range) -> None:
@@ -69,10 +78,7 @@ def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
     def paused(*given: Any, **more: Any) -> Any:
         """Meanwhile another writer brings what there is."""
         monkeypatch.setattr(place, name, original)
-        other = pipeline.spark.newSession()
-        for option, value in catalog_options(pipeline.tables).items():
-            other.conf.set(option, value)
-        second = Pipeline(other, pipeline.settings, pipeline.publisher)
+        second = another(pipeline)
         second.apply()
         if epochs == 2:
             publish(pipeline, 2)
@@ -91,6 +97,129 @@ def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
     publish(pipeline, 1 + epochs)
     pipeline.apply()
     require_once(pipeline, range(2 + epochs))
+
+
+def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not_believed(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(ITEMS, LOG)
+
+    def both(number: int) -> None:
+        with pipeline.publisher.transaction() as t:
+            t.insert(ITEMS, {"id": number, "b": 1})
+            t.insert(LOG, {"b": number})
+
+    def note() -> str | None:
+        table = catalog.load(pipeline.spark, pipeline.identifier("log"))
+        return catalog.properties(table).get(catalog.PARKED)
+
+    both(0)
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "b": 1})
+        t.refuse("public.log", t.seq)
+    original, parked = incomplete_tables.refused, []
+
+    def paused(*given: Any, **more: Any) -> Any:
+        """Meanwhile another writer parks the table, and brings it back without its dead letter."""
+        monkeypatch.setattr(incomplete_tables, "refused", original)
+        second = another(pipeline)
+        second.apply()
+        parked.append(note())
+        operator = Operator(second.spark, second.settings)
+        assert list(operator.unpark(["public.log"], accept_dead_letters=True))
+        second.runner.look_for_requests()
+        both(2)
+        second.apply()
+        assert note() is None
+        second.restart()
+        return original(*given, **more)
+
+    monkeypatch.setattr(incomplete_tables, "refused", paused)
+    with pytest.raises(Retryable, match="another program has changed the table"):
+        pipeline.apply()
+    assert note() is None
+    pipeline.restart()
+    table = catalog.load(pipeline.spark, pipeline.identifier("log"))
+    catalog.set_property(table, catalog.PARKED, str(parked[0]))  # as an earlier version has done
+    both(3)
+    pipeline.apply()
+    assert [row.b for row in pipeline.rows("log")] == [0, 2, 3]
+    assert note() is None
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(incomplete_tables, "mark"), (snapshot_rows, "note_bound")]
+)
+def test_an_overtaken_writer_notes_nothing_of_a_table(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: object, name: str
+) -> None:
+    pipeline = new_pipeline(on_dead_letter="report")
+    pipeline.publisher.announce(ITEMS)
+
+    def more_rows(number: int) -> None:
+        with pipeline.publisher.transaction() as t:
+            t.read(ITEMS, {"id": number, "b": 1})
+            t.refuse("public.items", t.seq)
+
+    def metadata() -> str:
+        table = catalog.load(pipeline.spark, pipeline.identifier("items"))
+        return str(table.operations().current().metadataFileLocation())
+
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 0, "b": 1})
+    pipeline.apply()
+    more_rows(1)
+    original, left = getattr(place, name), []
+
+    def paused(*given: Any) -> None:
+        monkeypatch.setattr(place, name, original)
+        second = another(pipeline)
+        second.apply()
+        more_rows(2)
+        second.apply()
+        second.restart()
+        left.append(metadata())
+        original(*given)
+
+    monkeypatch.setattr(place, name, paused)
+    with pytest.raises(Retryable, match="another program has changed the table"):
+        pipeline.apply()
+    assert left == [metadata()]
+
+
+def test_an_overtaken_writer_ends_no_rebuild_of_the_other_one(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = new_pipeline(on_refused_table="park", on_bad_event="quarantine")
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 0, "b": 1})
+        t.raw(ITEMS, "no JSON")
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(on_bad_event="stop")  # this writer refuses the rebuild
+    operator = Operator(pipeline.spark, pipeline.settings)
+    assert list(operator.rebuild(["public.items"]))
+    original = Rebuilds._end
+
+    def paused(*given: Any) -> None:
+        """Meanwhile another writer has rebuilt the table, and is to rebuild it once more."""
+        monkeypatch.setattr(Rebuilds, "_end", original)
+        second = another(pipeline)
+        second.set_tables(on_bad_event="quarantine")
+        while second.runner.works_alone:
+            second.step()
+        second.restart()
+        assert list(operator.rebuild(["public.items"]))
+        original(*given)
+
+    monkeypatch.setattr(Rebuilds, "_end", paused)
+    with pytest.raises(Retryable, match="another program has changed the table"):
+        pipeline.step()
+    table = catalog.load(pipeline.spark, pipeline.identifier("items"))
+    assert catalog.REBUILD in catalog.properties(table)
 
 
 def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_nothing(
