@@ -130,6 +130,7 @@ def followed(
     return Followed(conninfo, topic_prefix, new_bridge, new_pipeline)
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("form", FORMATS)
 def test_all_types_and_changes_are_in_the_tables(
     followed: Followed, schemas: Registry, form: str

@@ -39,7 +39,7 @@ MET = (
 )
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_nothing_is_lost_or_repeated_under_faults(local_bed: Bed, tmp_path: Path) -> None:
     report = run(straight(local_bed), tmp_path, 52, met=everything)
     assert not [kind for kind in KINDS if not report.kinds[kind]], report.kinds
