@@ -28,8 +28,11 @@ class Environment(NamedTuple):
 
 
 @contextlib.contextmanager
-def environment() -> Iterator[Environment]:
-    """Servers of its own in a temporary folder; Java's compiler works as in a long run."""
+def environment(**settings: str | int) -> Iterator[Environment]:
+    """Servers of its own in a temporary folder; Java's compiler works as in a long run.
+
+    `settings` are added to PostgreSQL's.
+    """
     with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
         Path(name).chmod(0o755)
         with Bed(Path(name), lazy=True, synchronous=False) as bed:
@@ -37,7 +40,7 @@ def environment() -> Iterator[Environment]:
             bed.kafka = KafkaBroker(kafka, processes=bed.processes, short_lived=False)
             bed.start("kafka")
             server = bed.server("source")
-            server.create(_SETTINGS)
+            server.create(_SETTINGS | settings)
             server.start()
             yield Environment(bed, server)
 
