@@ -1,6 +1,7 @@
 """A bridge as a benchmark runs it, and what is measured of it."""
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -112,6 +113,16 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 6
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {timeout_s:.0f} s: {what}")
         time.sleep(0.05)
+
+
+def described(ages_s: list[float]) -> dict[str, float]:
+    """Median, 99th percentile and worst of ages in seconds."""
+    ages = sorted(ages_s)
+    return {
+        "median_s": round(statistics.median(ages), 2),
+        "p99_s": round(ages[int(len(ages) * 0.99)], 2),
+        "worst_s": round(ages[-1], 2),
+    }
 
 
 def report(rows: list[Figures], *, as_json: bool) -> None:

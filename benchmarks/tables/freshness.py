@@ -1,10 +1,10 @@
 """How old a row is when it can be read: from its transaction's commit to the end of its epoch."""
 
-import statistics
 import threading
 import time
 from collections import deque
 
+from benchmarks.bridge import described
 from benchmarks.tables.contenders import Ours
 from benchmarks.tables.source import ROWS_A_TRANSACTION, Source
 from spark_consumers.epochs.report import EpochReport
@@ -48,11 +48,4 @@ def freshness(source: Source, ours: Ours, *, rows_per_s: int, seconds: float) ->
     finally:
         ended.set()
         writer.join()
-    ages.sort()
-    return {
-        "rows_per_s": rows_per_s,
-        "transactions": len(ages),
-        "median_s": round(statistics.median(ages), 2),
-        "p99_s": round(ages[int(len(ages) * 0.99)], 2),
-        "worst_s": round(ages[-1], 2),
-    }
+    return {"rows_per_s": rows_per_s, "transactions": len(ages), **described(ages)}

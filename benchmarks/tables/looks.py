@@ -5,24 +5,21 @@ contender, so that each is measured alike.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import duckdb
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import ManifestContent, read_manifest_list
 
 from benchmarks.race.process_metrics import usage
+from benchmarks.tables.catalog_file import pointers
 from services.testbed import procfs
 
-_POINTERS = "SELECT table_name, metadata_location FROM iceberg_tables WHERE table_namespace = ?"
 _INTERVAL_S = 0.02
 _METER_INTERVAL_S = 1.0
 
@@ -32,18 +29,6 @@ class Look(NamedTuple):
 
     at: float
     places: dict[str, Path]
-
-
-def pointers(database: Path, namespace: str) -> dict[str, Path]:
-    """The metadata file of each table; none before the catalog is made."""
-    try:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=20)
-        ) as connection:
-            found = connection.execute(_POINTERS, (namespace,)).fetchall()
-    except sqlite3.OperationalError:
-        return {}
-    return {name: Path(place.removeprefix("file:")) for name, place in found}
 
 
 class Looks:
@@ -126,34 +111,21 @@ def _field(document: dict[str, Any], column: str) -> int:
 
 def rows_of(place: Path) -> int:
     """The rows in a table's data files, deleted ones included."""
-    document = json.loads(place.read_bytes())
-    for snapshot in document.get("snapshots", ()):
-        if snapshot["snapshot-id"] == document.get("current-snapshot-id"):
-            return int(snapshot["summary"].get("total-records", 0))
-    return 0
+    return _totals(place, "records")["records"]
 
 
 def files_of(place: Path) -> dict[str, int]:
     """The data files, delete files and equality deletes that a reader of the table reads."""
+    return _totals(place, "data-files", "delete-files", "equality-deletes")
+
+
+def _totals(place: Path, *names: str) -> dict[str, int]:
+    """What the summary of the present snapshot says, 0 each without one."""
     document = json.loads(place.read_bytes())
-    names = ("total-data-files", "total-delete-files", "total-equality-deletes")
-    for snapshot in document.get("snapshots", ()):
-        if snapshot["snapshot-id"] == document.get("current-snapshot-id"):
-            return {n.removeprefix("total-"): int(snapshot["summary"].get(n, 0)) for n in names}
-    return {}
-
-
-@contextlib.contextmanager
-def duckdb_reader() -> Iterator[duckdb.DuckDBPyConnection]:
-    """DuckDB with its Iceberg extension, which is installed as a package."""
-    with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as database:
-        for name in ("avro", "iceberg"):
-            spec = importlib.util.find_spec(f"duckdb_extension_{name}")
-            assert spec is not None and spec.origin is not None
-            file = next(Path(spec.origin).parent.rglob("*.duckdb_extension"))
-            database.execute(f"INSTALL '{file}'")
-            database.execute(f"LOAD {name}")
-        yield database
+    current = document.get("current-snapshot-id")
+    snapshots = {one["snapshot-id"]: one["summary"] for one in document.get("snapshots", ())}
+    summary = snapshots.get(current, {})
+    return {name: int(summary.get(f"total-{name}", 0)) for name in names}
 
 
 class Meter:

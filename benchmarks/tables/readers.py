@@ -14,7 +14,7 @@ from pyiceberg.table import StaticTable
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from benchmarks.tables.looks import duckdb_reader
+from benchmarks.tables.duckdb_reader import duckdb_reader
 from services.testbed import jars
 
 _CATALOGS: Final = "spark.sql.catalog"

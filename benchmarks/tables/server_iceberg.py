@@ -19,7 +19,6 @@ leaves to its user, and which `slottables run` does.
 import argparse
 import bisect
 import json
-import statistics
 import sys
 import time
 from collections import Counter
@@ -31,15 +30,15 @@ from typing import Any, Final
 
 import psycopg
 
-from benchmarks.bridge import wait_until
+from benchmarks.bridge import described, wait_until
 from benchmarks.race.environment import Environment, environment, say
+from benchmarks.tables.catalog_file import pointers
+from benchmarks.tables.duckdb_reader import duckdb_reader
 from benchmarks.tables.looks import (
     Growth,
     Look,
     Looks,
-    duckdb_reader,
     files_of,
-    pointers,
     rows_of,
 )
 from benchmarks.tables.readers import (
@@ -60,7 +59,6 @@ from benchmarks.tables.ways import (
 )
 
 _TIMEOUT_S: Final = 900.0
-_LOOK_INTERVAL_S: Final = 0.05
 _MARK: Final = 1_000_000_000
 """Keys from here on say in `accounts` that all before them is there."""
 _MARK_INTERVAL_S: Final = 2.0
@@ -128,7 +126,7 @@ class Course:
     def _initial(self) -> Figures:
         rows = self._options.rows
         since = time.monotonic()
-        with self._meters() as meters:
+        with Meters(self._way) as meters:
             self._way.start()
             self._wait(partial(self._filled, rows, 100_000), "the rows that were there before")
             seconds = time.monotonic() - since
@@ -140,25 +138,24 @@ class Course:
         folder = self._bed.folder / f"looks-{way.name}-{rate}"
         with Looks(way.database, PREFIX, folder) as looks:
             self._pgbench(rate, options.warm_up_seconds)
-            with self._meters() as meters:
+            with Meters(self._way) as meters:
                 since = time.time()
                 self._pgbench(rate, options.seconds)
                 until = time.time()
             self._settle()
         commits = [commit for commit in way.commits() if since <= commit.at < until]
+        names = {name: way.iceberg_name(name) for name in _PGBENCH}
         places = [
-            Look(at, {name: found[way.iceberg_name(name)] for name in _PGBENCH})
+            Look(at, {name: found[own] for name, own in names.items()})
             for at, found in looks.looks
-            if found.keys() >= {way.iceberg_name(name) for name in _PGBENCH}
+            if found.keys() >= {*names.values()}
         ]
         ages = arrivals(commits, reached(places, way.position))
         measured = [look for look in places if since <= look.at < until]
         return {
             "transactions": len(ages),
             "commits_to_tables": len(measured),
-            "median_s": round(statistics.median(ages), 2),
-            "p99_s": round(ages[int(len(ages) * 0.99)], 2),
-            "worst_s": round(ages[-1], 2),
+            **described(ages),
             **meters.figures(),
             **self._sums(places, since, until),
         }
@@ -184,7 +181,7 @@ class Course:
         transactions = self._options.changes // _CHANGES
         self._write(transactions, _UPDATES)
         since = time.monotonic()
-        with self._meters() as meters:
+        with Meters(self._way) as meters:
             self._way.start()
             self._await_mark()
             seconds = time.monotonic() - since
@@ -295,15 +292,11 @@ class Course:
         return place.is_file() and rows_of(place) >= rows
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _TIMEOUT_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._way.name}: not within {_TIMEOUT_S:.0f} s: {what}")
+        def come() -> bool:
             self._way.revive()
-            time.sleep(_LOOK_INTERVAL_S)
+            return condition()
 
-    def _meters(self) -> "Meters":
-        return Meters(self._way)
+        wait_until(come, what=f"{self._way.name}: {what}", timeout_s=_TIMEOUT_S)
 
 
 def reached(looks: list[Look], column: str) -> list[tuple[int, float]]:

@@ -54,6 +54,13 @@ class Commit(NamedTuple):
     at: float
 
 
+def ends(bootstrap_servers: str, topic_prefix: str) -> list[dict[str, Any]]:
+    """The ENDs of all transactions in Kafka."""
+    found = committed(bootstrap_servers, transaction_topic(topic_prefix))
+    boundaries = [json.loads(value) for _, _, value in found if value is not None]
+    return [one for one in boundaries if one["status"] == "END"]
+
+
 class Program(NamedTuple):
     """A process to start: the name of its log, its command line, environment and folder."""
 
@@ -193,13 +200,10 @@ class Slottables(Way):
 
     def commits(self) -> list[Commit]:
         """The ENDs of the transaction topic."""
-        topic = transaction_topic(PREFIX)
-        found = committed(self._bed.kafka.bootstrap_servers, topic)
-        ends = [json.loads(value) for _, _, value in found if value is not None]
         return [
             Commit(end["commit_lsn"], end["ts_ms"] / 1000)
-            for end in ends
-            if end["status"] == "END" and len(end["data_collections"]) == 4
+            for end in ends(self._bed.kafka.bootstrap_servers, PREFIX)
+            if len(end["data_collections"]) == 4
         ]
 
 

@@ -7,7 +7,6 @@ transaction is from its commit time (END) to the report of the epoch that brough
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import threading
@@ -17,10 +16,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.bridge import PREFIX, BenchBridge, wait_until
-from schemas.events import transaction_topic
+from benchmarks.bridge import PREFIX, BenchBridge, described, wait_until
+from benchmarks.tables.ways import ends
 from schemas.lsn import parse_lsn
-from services.demo.copies import committed
 from services.testbed import jars
 from services.testbed.bed import Bed
 from services.testbed.java import find_java_home
@@ -97,8 +95,8 @@ def measure(bed: Bed, rate: int, seconds: int, warm_up_s: int) -> dict[str, Any]
         bed.primary.run_tool("pgbench", load, timeout_s=seconds_all + _TIMEOUT_S)
         with bridge.connect() as connection:
             bridge.caught_up(connection, timeout_s=_TIMEOUT_S)
-        ends = _transactions(bed)
-        last = max(lsn for lsn, _ in ends)
+        transactions = _transactions(bed)
+        last = max(lsn for lsn, _ in transactions)
         wait_until(
             lambda: bool(tables.epochs) and tables.epochs[-1][0] >= last,
             what="all is in the tables",
@@ -107,29 +105,25 @@ def measure(bed: Bed, rate: int, seconds: int, warm_up_s: int) -> dict[str, Any]
     finally:
         tables.stop()
         bridge.stop()
-    ages = sorted(
+    ages = [
         next(at for lsn, at in tables.epochs if lsn >= end) - committed_at
-        for end, committed_at in ends
+        for end, committed_at in transactions
         if committed_at - begun > warm_up_s
-    )
+    ]
     epochs = [at for _, at in tables.epochs if at - begun > warm_up_s]
     return {
         "transactions_per_s": rate,
         "warm_up_s": warm_up_s,
         "transactions": len(ages),
         "epochs": len(epochs),
-        "median_s": round(statistics.median(ages), 2),
-        "p99_s": round(ages[int(len(ages) * 0.99)], 2),
-        "worst_s": round(ages[-1], 2),
+        **described(ages),
     }
 
 
 def _transactions(bed: Bed) -> list[tuple[int, float]]:
     """(commit LSN, commit time as Unix time) of each END."""
-    topic = transaction_topic(PREFIX)
-    found = committed(bed.kafka.bootstrap_servers, topic)
-    ends = [json.loads(value) for _, _, value in found if value is not None]
-    return [(end["commit_lsn"], end["ts_ms"] / 1000) for end in ends if end["status"] == "END"]
+    found = ends(bed.kafka.bootstrap_servers, PREFIX)
+    return [(end["commit_lsn"], end["ts_ms"] / 1000) for end in found]
 
 
 if __name__ == "__main__":

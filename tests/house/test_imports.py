@@ -289,7 +289,7 @@ def test_what_tells_of_slottables_needs_no_spark(module: str) -> None:
 def test_tests_of_other_services_need_no_spark() -> None:
     """`make pythons` runs them in an environment without it, for every Python."""
     own = ROOT / "tests" / "spark_consumers"
-    spark = re.compile("spark_consumers|import pyspark|from pyspark")
+    spark = re.compile("spark_consumers|benchmarks|import pyspark|from pyspark")
     found = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in sorted((ROOT / "tests").rglob("*.py"))

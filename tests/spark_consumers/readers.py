@@ -5,17 +5,17 @@ themselves: pyiceberg each time, DuckDB in turn. An epoch must be in all tables,
 """
 
 import contextlib
-import importlib.util
-import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 from pyiceberg.table import StaticTable
 
-POINTERS = "SELECT table_name, metadata_location FROM iceberg_tables WHERE table_namespace = ?"
+from benchmarks.tables.catalog_file import pointers
+from benchmarks.tables.duckdb_reader import duckdb_reader
+
 _RECORD = "_epochs"
 EPOCH = "slotbridge.epoch"
 _GONE = (FileNotFoundError, duckdb.IOException)
@@ -66,7 +66,7 @@ class Readers:
 
     def _run(self) -> None:
         try:
-            with _duckdb() as database:
+            with duckdb_reader() as database:
                 while not self._stop.wait(0.002):
                     with contextlib.suppress(*_GONE):
                         self._look(database)
@@ -74,10 +74,10 @@ class Readers:
             self._failure = error
 
     def _look(self, database: duckdb.DuckDBPyConnection) -> None:
-        places = self._places()
+        places = pointers(self._database, self._namespace)
         if not {_RECORD, *self._sums} <= places.keys():
             return
-        tables = {name: StaticTable.from_metadata(place) for name, place in places.items()}
+        tables = {name: StaticTable.from_metadata(str(place)) for name, place in places.items()}
         record = tables[_RECORD].current_snapshot()
         if record is None or record.summary is None:
             return
@@ -99,28 +99,3 @@ class Readers:
         self.seen.looks += 1
         self.seen.torn += torn or len(sums) > 1
         self.seen.epochs = len(self._epochs)
-
-    def _places(self) -> dict[str, str]:
-        try:
-            with contextlib.closing(
-                sqlite3.connect(f"file:{self._database}?mode=ro", uri=True, timeout=20)
-            ) as connection:
-                return dict(connection.execute(POINTERS, (self._namespace,)).fetchall())
-        except sqlite3.OperationalError:  # not made yet
-            return {}
-
-
-@contextlib.contextmanager
-def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
-    with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as database:
-        for name in ("avro", "iceberg"):
-            database.execute(f"INSTALL '{extension(name)}'")
-            database.execute(f"LOAD {name}")
-        yield database
-
-
-def extension(name: str) -> Path:
-    """The file of a DuckDB extension, which is installed as a package."""
-    spec = importlib.util.find_spec(f"duckdb_extension_{name}")
-    assert spec is not None and spec.origin is not None
-    return next(Path(spec.origin).parent.rglob("*.duckdb_extension"))

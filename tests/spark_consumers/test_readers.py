@@ -4,14 +4,13 @@ import datetime as dt
 from decimal import Decimal
 from pathlib import Path
 
-import duckdb
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from benchmarks.tables.duckdb_reader import duckdb_reader
 from spark_consumers.iceberg import catalog
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
-from tests.spark_consumers.readers import extension
 
 TABLE = SourceTable(
     "things",
@@ -70,10 +69,7 @@ def test_pyiceberg_and_duckdb_read_the_rows_of_now_and_of_a_tag(
         assert snapshot is not None
         then = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().to_pylist()
         assert sorted(row["id"] for row in then) == [1, 2, 3]
-        with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as database:
-            for name in ("avro", "iceberg"):
-                database.execute(f"INSTALL '{extension(name)}'")
-                database.execute(f"LOAD {name}")
+        with duckdb_reader() as database:
             database.execute("SET TimeZone = 'UTC'")
             place = f"iceberg_scan('{table.metadata_location}'"
             read = {name: f'"{name}"' for name in VALUES} | {"at": "\"at\" AT TIME ZONE 'UTC'"}

@@ -7,7 +7,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from benchmarks.tables.looks import Growth, Look, Looks, duckdb_reader, files_of, pointers, rows_of
+from benchmarks.tables.catalog_file import pointers
+from benchmarks.tables.duckdb_reader import duckdb_reader
+from benchmarks.tables.looks import Growth, Look, Looks, files_of, rows_of
 from benchmarks.tables.server_iceberg import arrivals, reached
 from benchmarks.tables.ways import Commit
 
