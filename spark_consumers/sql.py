@@ -4,7 +4,7 @@ Expressions are given to Spark as text, not put together from its Column objects
 several calls from Python to Java, thousands for an epoch, and its parser reads text in no time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pyspark.sql import types as T
 
@@ -23,6 +23,11 @@ def literal(text: str) -> str:
 def literals(texts: Iterable[str]) -> str:
     """Quote `texts` as the arguments of a function, or of IN."""
     return ", ".join(map(literal, texts))
+
+
+def pairs(values: Mapping[str, str]) -> str:
+    """Quote names and their values as in TBLPROPERTIES."""
+    return ", ".join(f"{literal(name)} = {literal(value)}" for name, value in values.items())
 
 
 def null(name: str, kind: T.DataType) -> str:

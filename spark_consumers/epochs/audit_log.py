@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.layout import FEW_METADATA_FILES
+from spark_consumers.sql import pairs
 
 log = structlog.get_logger()
 NAME = "_audits"
@@ -122,6 +124,5 @@ class AuditLog:
     def _make(self, spark: SparkSession) -> None:
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier} (note string) USING iceberg"
-            " TBLPROPERTIES ('write.metadata.delete-after-commit.enabled' = 'true',"
-            " 'write.metadata.previous-versions-max' = '5')"
+            f" TBLPROPERTIES ({pairs(FEW_METADATA_FILES)})"
         )

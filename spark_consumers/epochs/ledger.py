@@ -29,11 +29,13 @@ from spark_consumers.epochs import quiet
 from spark_consumers.epochs.audit_log import AuditLog
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, retention
+from spark_consumers.iceberg.layout import FEW_METADATA_FILES
 from spark_consumers.iceberg.maintenance import Recorded
 from spark_consumers.iceberg.parked import Parked, parked_from
 from spark_consumers.iceberg.retention import Retention
 from spark_consumers.iceberg.tables import NEVER
 from spark_consumers.kafka.reader import Offsets
+from spark_consumers.sql import pairs
 
 log = structlog.get_logger()
 NAME = "_epochs"
@@ -127,6 +129,7 @@ class Ledger:
     """Reads and writes the record of epochs of one namespace."""
 
     def __init__(self, namespace: str, settings: TablesSettings) -> None:
+        self.namespace = namespace
         self.identifier = catalog.identifier(namespace, NAME)
         self.audits = AuditLog(namespace)
         self._most = settings.epochs_kept
@@ -150,11 +153,9 @@ class Ledger:
         Raise Retryable (LOCKED) where another writer has recorded the epoch already.
         """
         if not spark.catalog.tableExists(self.identifier):
-            own = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
             spark.sql(
-                f"CREATE TABLE {self.identifier} (note string) USING iceberg TBLPROPERTIES ({own},"
-                " 'write.metadata.delete-after-commit.enabled' = 'true',"
-                " 'write.metadata.previous-versions-max' = '5')"
+                f"CREATE TABLE {self.identifier} (note string) USING iceberg"
+                f" TBLPROPERTIES ({pairs(_PROPERTIES | FEW_METADATA_FILES)})"
             )
         table = catalog.load(spark, self.identifier)
         found = catalog.properties(table)

@@ -27,7 +27,7 @@ from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable, Plac
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.parked import concerns_one_table, parked_by
-from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, parked_note
+from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, parked_note, sealed_of
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.liveness import tick
 
@@ -264,7 +264,7 @@ class Parking:
         if self._spark.catalog.tableExists(identifier):
             table = catalog.load(self._spark, identifier)
             if catalog.properties(table).get(catalog.SOURCE) == name:
-                known = state.sealed if state else (NEVER, NEVER)
+                known = sealed_of(state)
                 found = catalog.require_known(table, identifier, known)
                 if parked_note(found, known) != (state.parked if state else None):
                     raise catalog.overtaken(identifier)

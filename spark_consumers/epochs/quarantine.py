@@ -19,6 +19,7 @@ from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Shape
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.layout import FEW_METADATA_FILES
 from spark_consumers.sql import literal
 
 log = structlog.get_logger()
@@ -26,12 +27,7 @@ NAME = "_quarantine"
 PLACES_MAX = 1000
 """The most bad events of one epoch; more of them mean a systematic error."""
 _COLUMNS = ("topic", "partition", "offset", "commit_lsn", "seq", "op", "reason", "key", "value")
-_PROPERTIES = {
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "5",
-    "write.metadata.compression-codec": "gzip",
-}
-"""Each epoch with a bad event writes the metadata anew, with all snapshots."""
+_PROPERTIES = FEW_METADATA_FILES | {"write.metadata.compression-codec": "gzip"}
 _SAME = ("topic", "partition", "offset", "commit_lsn", "key", "value")
 """An event with these is in the quarantine already."""
 _SQL = (

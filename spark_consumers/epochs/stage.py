@@ -26,7 +26,7 @@ from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.delete_insert import Deletes
 from spark_consumers.iceberg.layout import Layout, layout_of
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
-from spark_consumers.iceberg.tables import NEVER, State
+from spark_consumers.iceberg.tables import State, sealed_of
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.key_index import folders
 from spark_consumers.liveness import tick
@@ -118,8 +118,7 @@ class Stage:
 
         def stage(item: Work) -> None:
             state = states.get(item.name)
-            known = state.sealed if state else (NEVER, NEVER)
-            table = item.table
+            known, table = sealed_of(state), item.table
             base = self._staging.begin(table.identifier, known, rebuilt=table.rebuilt)
             filled = base.snapshot is not None and table_writer.fill(self._spark, item)
             by_index = None if filled else self._deletes(item, base, values)
@@ -231,8 +230,7 @@ class Stage:
             table = sums.make(self._spark, identifier, name, settings, layout)
             if catalog.reached(table)[0] >= epoch:
                 continue
-            sealed = known.sealed if known else (NEVER, NEVER)
-            base = self._staging.begin(identifier, sealed, explicit=True)
+            base = self._staging.begin(identifier, sealed_of(known), explicit=True)
             branch = self._staging.branch(self._staging.written(base))
             behind = known is None or known.rolled_back or known.commit_lsn < before.commit_lsn
             # A table that is made anew, or comes back, has no rows of the epoch before.

@@ -50,7 +50,7 @@ def maintain_all(
             )
         except FOREIGN as error:
             yield _failed(error, state.source)
-    quarantine = catalog.sibling(ledger.identifier, QUARANTINE)
+    quarantine = catalog.identifier(ledger.namespace, QUARANTINE)
     try:
         if spark.catalog.tableExists(quarantine):
             yield maintain_without_epochs(

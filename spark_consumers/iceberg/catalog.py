@@ -73,11 +73,6 @@ def identifier(space: str, name: str) -> str:
     return f"{CATALOG}.{quoted(space)}.{quoted(name)}"
 
 
-def sibling(identifier: str, name: str) -> str:
-    """Return the quoted name of another Iceberg table of the same namespace."""
-    return f"{identifier.rpartition('.')[0]}.{quoted(name)}"
-
-
 def tag_name(commit_lsn: int) -> str:
     """Return the name of the tag that every table has as of a commit LSN, e.g. `lsn_0_16B3748`."""
     return _TAG + format_lsn(commit_lsn).replace("/", "_")

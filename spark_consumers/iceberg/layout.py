@@ -19,7 +19,7 @@ from schemas.errors import SettingsError
 from schemas.naming import column_matches, table_matches
 from schemas.tables import Kind, TableRule, TablesSettings, sort_field, transform
 from spark_consumers.events.shape import Shape
-from spark_consumers.sql import literal, quoted
+from spark_consumers.sql import pairs, quoted
 
 _PLACE: Final = (("_commit_lsn", "bigint"), ("_seq", "bigint"))
 METADATA: Final[dict[Kind, tuple[tuple[str, str], ...]]] = {
@@ -43,6 +43,11 @@ RESERVED_NAMES: Final = frozenset(
     )
 )
 """Iceberg's own names for a row's place and history, which no column of a table can have."""
+FEW_METADATA_FILES: Final = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "5",
+}
+"""Properties of our own tables: each commit writes the metadata anew, with all snapshots."""
 _FORMAT: Final = {
     "format-version": "3",
     "write.merge.mode": "copy-on-write",
@@ -181,7 +186,7 @@ def create_sql(identifier: str, layout: Layout, properties: dict[str, str]) -> s
     return (
         f"CREATE TABLE {identifier} ({', '.join(columns)}) USING iceberg"
         + (f" PARTITIONED BY ({', '.join(parts)})" if parts else "")
-        + f" TBLPROPERTIES ({', '.join(f'{literal(k)} = {literal(v)}' for k, v in given.items())})"
+        + f" TBLPROPERTIES ({pairs(given)})"
     )
 
 

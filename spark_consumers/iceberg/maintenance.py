@@ -64,7 +64,7 @@ def maintain(
     """
     table = catalog.load(spark, state.identifier)
     catalog.keep_progress(table)
-    before = _compacted(spark, settings, table, state.identifier)
+    work = _compacted(spark, settings, table, state.source, state.identifier)
     snapshot = catalog.snapshot_id(table)
     if compacted is not None and snapshot is not None:
         compacted(state, snapshot)
@@ -76,10 +76,7 @@ def maintain(
     retention, most = Retention.of(settings), settings.epochs_kept
     catalog.forget(table, forgotten(refs, times_ms, recorded, retention, most, now_ms))
     tick()
-    # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
-    older_than_ms = expired_before(metadata, now_ms - settings.epochs_kept_all_ms)
-    catalog.expire(table, keep=1, older_than_ms=older_than_ms)
-    return _done(spark, settings, table, state.source, state.identifier, before, orphans=orphans)
+    return _cleaned(spark, settings, work, metadata, now_ms, orphans=orphans)
 
 
 def maintain_without_epochs(
@@ -90,32 +87,44 @@ def maintain_without_epochs(
     `name`: what the result calls it.
     """
     table = catalog.load(spark, identifier)
-    before = _compacted(spark, settings, table, identifier)
-    cutoff_ms = int(time.time() * 1000) - settings.epochs_kept_all_ms
-    catalog.expire(table, keep=1, older_than_ms=expired_before(catalog.metadata(table), cutoff_ms))
-    return _done(spark, settings, table, name, identifier, before, orphans=orphans)
+    work, now_ms = _compacted(spark, settings, table, name, identifier), int(time.time() * 1000)
+    return _cleaned(spark, settings, work, catalog.metadata(table), now_ms, orphans=orphans)
 
 
-def _compacted(spark: SparkSession, settings: TablesSettings, table: Any, identifier: str) -> int:
-    """Compact a table if it has many files; return how many it had."""
+class _Compacted(NamedTuple):
+    """A loaded table, what the result calls it, and the files that it had."""
+
+    table: Any
+    name: str
+    identifier: str
+    files_before: int
+
+
+def _compacted(
+    spark: SparkSession, settings: TablesSettings, table: Any, name: str, identifier: str
+) -> _Compacted:
+    """Compact a table if it has many files."""
     before = _files(spark, identifier)
     if before >= settings.compact_files_min:
         _compact(spark, table, settings)
         table.refresh()
-    return before
+    return _Compacted(table, name, identifier, before)
 
 
-def _done(
+def _cleaned(
     spark: SparkSession,
     settings: TablesSettings,
-    table: Any,
-    name: str,
-    identifier: str,
-    before: int,
+    work: _Compacted,
+    metadata: Mapping[str, Any],
+    now_ms: int,
     *,
     orphans: bool,
 ) -> Maintained:
-    """Remove orphans of a table whose snapshots have expired; return what was done."""
+    """Expire old snapshots of a table and remove its orphans; return what was done."""
+    table, name, identifier, before = work
+    # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
+    older_than_ms = expired_before(metadata, now_ms - settings.epochs_kept_all_ms)
+    catalog.expire(table, keep=1, older_than_ms=older_than_ms)
     tick()
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()

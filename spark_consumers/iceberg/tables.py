@@ -297,6 +297,11 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
     )
 
 
+def sealed_of(state: State | None) -> tuple[int, int]:
+    """Return the epoch and commit LSN that a writer knows of a table; NEVER where it knows none."""
+    return state.sealed if state else (NEVER, NEVER)
+
+
 def parked_note(found: Mapping[str, str], sealed: tuple[int, int]) -> Parked | None:
     """Return the note among a table's properties that it is parked, None without one. Pure.
 
