@@ -223,12 +223,16 @@ def test_replay_delayed(sound: Examiner) -> None:
 def test_a_standby_that_was_started_anew_has_more_wal_than_it_tells(sound: Examiner) -> None:
     """Until it has read what it has: then it waits for more, or streams."""
     trio = sound.trio
+    tell(trio.standby, "SELECT pg_wal_replay_pause()")
+    paused = "SELECT pg_get_wal_replay_pause_state() = 'paused'"
+    eventually(lambda: ask(trio.standby, paused), what="b replays nothing")
     written = ask(trio.standby, "SELECT count(*) FROM t", trio.dbname)
-    set_on(trio.standby, recovery_min_apply_delay="'1h'")
     write(trio.primary, trio.dbname, 3101)
     target = ask(trio.primary, "SELECT pg_current_wal_flush_lsn()::text")
     received = f"SELECT pg_last_wal_receive_lsn() >= '{target}'"
     eventually(lambda: ask(trio.standby, received), what="b has received it")
+    # The process that replays reads a setting later than others; a restart ends the pause.
+    set_on(trio.standby, recovery_min_apply_delay="'1h'")
     trio.standby.restart()
     settings, _ = settings_of(sound.config)
     with Cluster(settings) as cluster:
