@@ -35,7 +35,6 @@ from tests.spark_consumers.standalone_cluster import (
 )
 
 ROWS = SourceTable("rows", {"id": ("int4", -1), "v": ("int4", -1)})
-KILLS = 2
 
 
 @pytest.fixture
@@ -97,8 +96,9 @@ def lines(out: Path, begin: str = '{"epoch"') -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("kills_wanted", [1, 2])
 def test_spark_submit_runs_the_same_job_on_two_workers_that_lose_executors(
-    cluster: Cluster, kafka: Broker, topic_prefix: str, tmp_path: Path
+    cluster: Cluster, kafka: Broker, topic_prefix: str, tmp_path: Path, kills_wanted: int
 ) -> None:
     seed = random.randrange(10_000)
     chance = random.Random(seed)
@@ -147,7 +147,7 @@ def test_spark_submit_runs_the_same_job_on_two_workers_that_lose_executors(
         try:
             await_epochs(2)
             assert len(list(tmp_path.glob("w*/app-*/*"))) == WORKERS
-            while kills < KILLS:
+            while kills < kills_wanted:
                 await_epochs(len(lines(out)) + 1)
                 time.sleep(chance.uniform(0, lines(out)[-1]["seconds"]))
                 kills += kill_executors(cluster, chance)

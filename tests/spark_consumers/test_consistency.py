@@ -32,7 +32,6 @@ RANDOM = """
 """
 NAMES = {name: f":{name}" for name in ("aid", "bid", "tid", "delta")}
 ONE = TRANSFER.format(aid=7, bid=1, tid=7, delta=11)
-LARGE_ONES = 3
 TABLES = ("pgbench_accounts", "pgbench_tellers", "pgbench_branches")
 
 
@@ -81,19 +80,20 @@ def script() -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.parametrize(("seconds", "large_ones"), [(4, 1), (8, 3)], ids=["short", "long"])
 def test_sums_agree_at_every_epoch_while_transfers_go_on(
-    bank: Bank, pair: Provider, script: Path
+    bank: Bank, pair: Provider, script: Path, seconds: int, large_ones: int
 ) -> None:
     pipeline = bank.pipeline
     spark, ledger = pipeline.spark, Ledger(pipeline.kafka.topic_prefix, pipeline.tables)
     dbname = psycopg.conninfo.conninfo_to_dict(bank.conninfo)["dbname"]
-    options = ["-n", "-c", "3", "-T", "8", "-R", "150", "-f", str(script), str(dbname)]
+    options = ["-n", "-c", "3", "-T", str(seconds), "-R", "150", "-f", str(script), str(dbname)]
     load = threading.Thread(target=pair.primary.run_tool, args=("pgbench", options))
     seen: dict[int, tuple[int, ...]] = {}
     with Running(pipeline) as running:
         load.start()
 
-        larger = itertools.repeat(LARGE, LARGE_ONES)
+        larger = itertools.repeat(LARGE, large_ones)
 
         def enough() -> bool:
             look(spark, ledger, seen)

@@ -37,6 +37,13 @@ ROWS = b"""
     INSERT INTO items SELECT i, md5(i::text) FROM generate_series(1, 1000) i;
     INSERT INTO plain SELECT md5(i::text), i FROM generate_series(1, 1000) i;
 """
+LOAD = """
+    UPDATE items SET note = md5(note) WHERE id = 500 + {step} % 400;
+    DELETE FROM items WHERE id = 900 + {step};
+    INSERT INTO items VALUES (3000 + {step}, 'new');
+    INSERT INTO plain SELECT 'load', 3000 + {step} FROM generate_series(1, 2);
+"""
+"""It leaves the rows alone in which differences are planted."""
 UNCOMPRESSED = {"properties": {"write.parquet.compression-codec": "uncompressed"}}
 
 
@@ -125,6 +132,20 @@ def doubled(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([rows, rows.filter(pc.equal(rows["id"], 12))])
 
 
+def load(conninfo: str) -> Callable[[threading.Event], None]:
+    """Update, delete and insert rows all the time, each step a transaction."""
+
+    def work(stop: threading.Event) -> None:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            step = 0
+            while not stop.wait(0.01):
+                step += 1
+                with connection.transaction():
+                    connection.execute(LOAD.format(step=step).encode())
+
+    return work
+
+
 def audit(pipeline: Pipeline) -> list[TableAudit]:
     """One round, beside `run`."""
     with beside(writer(pipeline)):
@@ -135,7 +156,10 @@ def test_each_plant_is_named_within_a_round(
     followed: tuple[Pipeline, str, Bridge], topic_prefix: str
 ) -> None:
     pipeline, conninfo, bridge = followed
-    assert exit_code(audit(pipeline), named=False) == ExitCode.OK
+    with beside(load(conninfo)):
+        found = audit(pipeline)
+    assert exit_code(found, named=False) == ExitCode.OK, told(found)
+    bridge.caught_up()
     forge(pipeline, conninfo, f"p_{topic_prefix}")
     bridge.caught_up()
     found = audit(pipeline)

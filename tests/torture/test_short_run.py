@@ -33,10 +33,17 @@ from tests.torture.servers import servers as started
 from tests.torture.torture_run import TortureRun
 
 SECONDS = 45.0
+SHORT_SECONDS = 15.0
 MET = (
     *("sent", "part sent", "spooled", "staged", "decided", "staging loaded", "after origin"),
     *("chunk secured", "chunk handed", *STREAMS),
 )
+
+
+@pytest.mark.timeout(1500)
+def test_nothing_is_lost_or_repeated_under_a_few_faults(local_bed: Bed, tmp_path: Path) -> None:
+    report = run(straight(local_bed), tmp_path, 52, seconds=SHORT_SECONDS)
+    assert len([kind for kind in KINDS if report.kinds[kind]]) > len(KINDS) / 2, report.kinds
 
 
 @pytest.mark.timeout(1500)
@@ -92,6 +99,7 @@ def run(
     *,
     commits_wait: bool = False,
     to_tables: bool = False,
+    seconds: float = SECONDS,
     met: Callable[[TortureRun], bool] = much,
 ) -> Report:
     """Find nothing, but meet much."""
@@ -104,7 +112,7 @@ def run(
             commits_wait=commits_wait,
             to_tables=to_tables,
         )
-        report = rig.run((pair.primary, pair.standby), SECONDS, subscriber, met)
+        report = rig.run((pair.primary, pair.standby), seconds, subscriber, met)
     kept(folder, report)
     assert not report.findings, report.as_json()
     assert report.transactions > 20
