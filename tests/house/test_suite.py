@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.interpreters import Version, ends, folders, interpreters
-from tests.long_tests import LONG
+from tests.long_tests import LONG, LONG_ON_THE_OLDEST, is_long
 from tests.providers.interface import Provider
 from tests.serverless import NEEDS_SERVERS
 
@@ -66,6 +66,12 @@ def test_a_test_that_make_test_leaves_out_as_a_whole_is_named_in_the_evidence(st
     names = re.findall(r"^def (test_\w+)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
     found = [name for name in names if f"{path}::{name}".startswith(start)]
     assert found and not [n for n in found if f"`{n}`" not in rest.partition("\n## ")[0]]
+
+
+@pytest.mark.parametrize("start", LONG_ON_THE_OLDEST)
+def test_a_file_that_make_test_runs_on_the_newest_postgresql_alone_is_there(start: str) -> None:
+    assert (ROOT / start.removesuffix("::")).is_file()
+    assert is_long(f"{start}test_it[postgres-17.5-x]") and not is_long(f"{start}test_it[postgres]")
 
 
 def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:
