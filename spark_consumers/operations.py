@@ -21,7 +21,7 @@ from spark_consumers.epochs.ledger import (
 )
 from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.iceberg import catalog, staging, sums
+from spark_consumers.iceberg import catalog, commits, staging, sums
 from spark_consumers.iceberg.maintenance import Maintained
 from spark_consumers.iceberg.tables import NEVER, State, Tables
 
@@ -188,7 +188,7 @@ class Operator:
             commit_lsn=record.commit_lsn,
         )
         if name not in catalog.ref_names(table):
-            catalog.change_refs(table, lambda manage: manage.createTag(name, snapshot))
+            commits.change_refs(table, lambda manage: manage.createTag(name, snapshot))
 
     def epochs(self) -> Iterator[dict[str, object]]:
         """Yield the epochs that are kept, the oldest first."""

@@ -19,6 +19,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -362,12 +363,11 @@ class EpochRunner:
             } | {name: each.state for name, each in adopted.items()}
             given = states, adopted, parked, offsets, self._topic_id
             record = next_record(self._spark, done, cut, *given)
-            entered = self._ledger.prepare(self._spark, record)
-            tables = [
-                TableCommit(each.state.identifier, each.transaction) for each in adopted.values()
-            ]
+            prepare = partial(self._ledger.prepare, self._spark, record)
+            entered = prepare()
+            tables = [TableCommit(a.state.identifier, a.transaction) for a in adopted.values()]
             last = TableCommit(self._ledger.identifier, entered.transaction)
-            if publish(self._spark, tables, last):
+            if publish(self._spark, tables, last, prepare):
                 break
         else:
             raise catalog.overtaken(self._ledger.identifier)

@@ -46,9 +46,8 @@ ACCEPTED = "slotbridge.accepted_dead_letters"
 """Properties of the record's table. UNPARK: {source table: `at_ms` of the parking to be ended};
 ACCEPTED: {table of UNPARK: commit LSN}, the table returns without its dead letters up to there."""
 _ASKING_MAX = 20
-_PROPERTIES = {"commit.retry.num-retries": "0", "write.metadata.compression-codec": "gzip"}
-"""With retries, Iceberg would put a record after one that another writer has added meanwhile. Each
-commit writes all epochs that are kept anew, each with all tables."""
+_PROPERTIES = {"write.metadata.compression-codec": "gzip"}
+"""Each commit writes all epochs that are kept anew, each with all tables."""
 
 
 _AGAIN = tenacity.retry(
@@ -158,18 +157,17 @@ class Ledger:
                 f" TBLPROPERTIES ({pairs(_PROPERTIES | FEW_METADATA_FILES)})"
             )
         table = catalog.load(spark, self.identifier)
-        found = catalog.properties(table)
-        if not _PROPERTIES.items() <= found.items():  # made by an earlier version
+        if not _PROPERTIES.items() <= catalog.properties(table).items():  # of an earlier version
             catalog.set_properties(table, _PROPERTIES)
+        transaction = table.newTransaction()  # loads the table anew: what follows sees that one
         last = _record(catalog.summary(table))
         if last is not None and last.epoch >= record.epoch:
             raise catalog.overtaken(self.identifier)
-        transaction = table.newTransaction()
         append = transaction.newFastAppend()
         for name, value in _values(record).items():
             append.set(f"slotbridge.{name}", value)
         append.commit()
-        return Entered(transaction, found.get(ASKED, ""))
+        return Entered(transaction, catalog.properties(table).get(ASKED, ""))
 
     def thin_at_times(self, spark: SparkSession, epoch: int) -> None:
         """Thin the record once in 64 epochs."""

@@ -5,9 +5,11 @@
     other catalogs  have no such transaction: one table after the other, and the record last. So it
                     is with a REST server that says at the first request that it has none
 
-All of it or none is there after a kill with the first two. Sources: `JdbcTableOperations.doCommit`
-and `JdbcUtil` (Iceberg core) for the rows of `iceberg_tables`, whose statement this repeats for
-several tables; `RESTCatalog.commitTransaction`.
+All of it or none is there after a kill with the first two. No way commits to a table that is
+another one than its change was prepared for: a writer that was frozen and overtaken has no effect.
+
+Sources: `JdbcTableOperations.doCommit` and `JdbcUtil` (Iceberg core) for the rows of
+`iceberg_tables`, whose statement this repeats for several tables; `RESTCatalog.commitTransaction`.
 """
 
 import contextlib
@@ -21,8 +23,10 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
+from spark_consumers.epochs.ledger import Entered
 from spark_consumers.epochs.threads import at_once
 from spark_consumers.failures import text_of
+from spark_consumers.iceberg.commits import replace
 from spark_consumers.java import java_class
 from spark_consumers.session import CATALOG
 
@@ -35,6 +39,8 @@ _UPDATE = (
 )
 _CODEC = "write.metadata.compression-codec"
 _NAME = re.compile("`((?:[^`]|``)*)`")
+_ATTEMPTS = 10
+"""To commit the record by itself: commands set properties of its table meanwhile."""
 _SAYS_NONE = re.compile(r"\(code: (?:405|406|501),")
 _ONE_REQUEST: dict[str, bool] = {}
 """URI of a REST server -> whether it commits several tables in one request, once that is known."""
@@ -53,30 +59,51 @@ class TableCommit(NamedTuple):
         return space, name
 
 
-def publish(spark: SparkSession, tables: Sequence[TableCommit], record: TableCommit) -> bool:
+def publish(
+    spark: SparkSession,
+    tables: Sequence[TableCommit],
+    record: TableCommit,
+    prepare: Callable[[], Entered],
+) -> bool:
     """Commit an epoch's changes of its tables, and its record; tell whether they are committed.
 
     They are not where another program has changed one of them meanwhile: prepare them anew then.
+    `prepare` prepares the record once more; it raises Retryable (LOCKED) where the epoch is there.
     What the catalog, or its database, raises goes on; nobody knows then what it has committed.
     """
     loader = java_class(spark._jsparkSession, "org.apache.iceberg.spark.Spark3Util")
     catalog = loader.loadIcebergCatalog(spark._jsparkSession, CATALOG)
     way = _WAYS.get(str(catalog.getClass().getName()))
-    if way is None:
-        return one_by_one(tables, record)
-    return way(spark, catalog, tables, record)
+    given = None if way is None else way(spark, catalog, tables, record)
+    return one_by_one(tables, record, prepare) if given is None else given
 
 
-def one_by_one(tables: Iterable[TableCommit], record: TableCommit | None) -> bool:
-    """Commit the tables, several at once, and then the record, each by itself."""
+def one_by_one(
+    tables: Iterable[TableCommit], record: TableCommit, prepare: Callable[[], Entered]
+) -> bool:
+    """Commit the tables, several at once, and then the record, each by itself.
+
+    The record is prepared anew while commands set properties of its table.
+    """
+    if not each_alone(tables):
+        return False
+    for _ in range(_ATTEMPTS):
+        if replace(record.transaction):
+            return True
+        record = record._replace(transaction=prepare().transaction)
+    return False
+
+
+def each_alone(changes: Iterable[TableCommit]) -> bool:
+    """Commit changes of tables, each by itself; tell whether all of them are committed."""
+    beaten: list[str] = []
 
     def commit(change: TableCommit) -> None:
-        change.transaction.commitTransaction()
+        if not replace(change.transaction):
+            beaten.append(change.identifier)
 
-    at_once(commit, tables)
-    if record is not None:
-        commit(record)
-    return True
+    at_once(commit, changes)
+    return not beaten
 
 
 def _by_sql(
@@ -178,14 +205,14 @@ def _remove_manifest_list(record: TableCommit) -> None:
 
 def _by_rest(
     spark: SparkSession, catalog: Any, tables: Sequence[TableCommit], record: TableCommit
-) -> bool:
-    """Send all changes in one request; one after the other where the server has no such request.
+) -> bool | None:
+    """Send all changes in one request; return None where the server has no such request.
 
     Only the first answer can tell that. A server that has once committed, or may have, has it.
     """
     uri = str(catalog.properties().get("uri"))
     if _ONE_REQUEST.get(uri) is False:
-        return one_by_one(tables, record)
+        return None
     known = spark._jsparkSession
     commits = java_class(known, "java.util.ArrayList")()
     commit_of = java_class(known, "org.apache.iceberg.catalog.TableCommit").create
@@ -202,7 +229,7 @@ def _by_rest(
                 "one after the other, and the record of epochs last",
                 answer=_name(error),
             )
-            return one_by_one(tables, record)
+            return None
         _ONE_REQUEST[uri] = True
         if _name(error) == "CommitFailedException":
             # The record's manifest list stays: a request that was repeated may have been done.
@@ -239,7 +266,9 @@ def _name(error: Exception) -> str:
     return type(error).__name__
 
 
-_WAYS: Mapping[str, Callable[[SparkSession, Any, Sequence[TableCommit], TableCommit], bool]] = {
+_WAYS: Mapping[
+    str, Callable[[SparkSession, Any, Sequence[TableCommit], TableCommit], bool | None]
+] = {
     "org.apache.iceberg.jdbc.JdbcCatalog": _by_sql,
     "org.apache.iceberg.rest.RESTCatalog": _by_rest,
 }

@@ -7,11 +7,9 @@ import contextlib
 import json
 import re
 import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -48,8 +46,6 @@ the next epoch drops. SEEN_LSN: inserts that commit before it may be of rows tha
 brought. REBUILD: asked for by which command; it is also in the summaries of the snapshots that a
 rebuild writes. SUMS: the settings by which a table of sums is computed."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
-_ATTEMPTS: Final = 10
-"""Commits to a table's references that another writer may be ahead of."""
 _TAG = "lsn_"
 _OWN_TAG = re.compile(_TAG + "[0-9A-F]{1,8}_[0-9A-F]{1,8}")
 
@@ -253,51 +249,6 @@ def tag_lsn(name: str) -> int:
 def own_tags_of(refs: Iterable[str]) -> list[str]:
     """Return those references that are tags of slottables, the oldest LSN first. Pure."""
     return sorted(filter(_OWN_TAG.fullmatch, refs), key=tag_lsn)
-
-
-def change_refs(table: Any, change: Callable[[Any], None]) -> None:
-    """Change a table's tags and branches in one commit, whoever commits to it meanwhile.
-
-    `change` takes a ManageSnapshots of the table as it is now, and may be called again.
-    """
-
-    def commit() -> None:
-        manage = table.manageSnapshots()
-        change(manage)
-        manage.commit()
-
-    commit_anew(table, commit)
-
-
-def commit_anew(table: Any, commit: Callable[[], None]) -> None:
-    """Call `commit` again, on the table as it is then, while somebody else commits before it.
-
-    Iceberg repeats a commit of tags and branches in vain: UpdateSnapshotReferencesOperation keeps
-    the metadata that it began with.
-    """
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            commit()
-        except Py4JError as error:
-            if attempt == _ATTEMPTS or "CommitFailedException" not in str(error):
-                raise
-            time.sleep(attempt * 0.05)
-            table.refresh()
-        else:
-            return
-
-
-def forget(table: Any, tags: Collection[str]) -> None:
-    """Remove tags, in one commit."""
-
-    def remove(manage: Any) -> None:
-        there = ref_names(table)
-        for name in tags:
-            if name in there:
-                manage.removeTag(name)
-
-    if tags:
-        change_refs(table, remove)
 
 
 def metadata(table: Any) -> dict[str, Any]:

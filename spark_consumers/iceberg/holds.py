@@ -15,7 +15,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, commits
 
 log = structlog.get_logger()
 _PREFIX: Final = "slottables_holds_until_"
@@ -35,7 +35,7 @@ def held(spark: SparkSession, snapshots: Mapping[str, int]) -> Iterator[None]:
 
 
 def _hold(table: Any, name: str, snapshot: int) -> None:
-    catalog.change_refs(table, lambda manage: manage.createTag(name, snapshot))
+    commits.change_refs(table, lambda manage: manage.createTag(name, snapshot))
 
 
 def expired(names: Iterable[str], now_ms: int) -> list[str]:
@@ -46,7 +46,7 @@ def expired(names: Iterable[str], now_ms: int) -> list[str]:
 
 def _release(spark: SparkSession, identifier: str, name: str) -> None:
     try:
-        catalog.forget(catalog.load(spark, identifier), [name])
+        commits.forget(catalog.load(spark, identifier), [name])
     except FOREIGN as error:
         failure = translated(error, "release a snapshot")
         log.warning("a tag is left until maintenance removes it", tag=name, error=str(failure))

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from schemas.tables import TablesSettings
-from spark_consumers.iceberg import catalog, holds
+from spark_consumers.iceberg import catalog, commits, holds
 from spark_consumers.iceberg.retention import Retention, kept
 from spark_consumers.iceberg.tables import NEVER, State
 from spark_consumers.liveness import tick
@@ -74,7 +74,7 @@ def maintain(
     refs = {name: int(ref["snapshot-id"]) for name, ref in metadata["refs"].items()}
     times_ms = {s["snapshot-id"]: int(s["timestamp-ms"]) for s in metadata.get("snapshots", ())}
     retention, most = Retention.of(settings), settings.epochs_kept
-    catalog.forget(table, forgotten(refs, times_ms, recorded, retention, most, now_ms))
+    commits.forget(table, forgotten(refs, times_ms, recorded, retention, most, now_ms))
     tick()
     return _cleaned(spark, settings, work, metadata, now_ms, orphans=orphans)
 

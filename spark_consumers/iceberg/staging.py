@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.iceberg import catalog, rollback
+from spark_consumers.iceberg import catalog, commits, rollback
 from spark_consumers.iceberg.evolution import drop_columns
 from spark_consumers.iceberg.tables import State, is_large, merge_mode, state_of
 from spark_consumers.sql import quoted
@@ -37,6 +37,8 @@ REBUILT = "slotbridge_rebuild"
 """The branch of a table that a rebuild fills."""
 _STAGED_WRITES = "write.wap.enabled"
 _WRITE_TO = "spark.wap.branch"
+_ATTEMPTS = 10
+"""To extend a rebuild: other programs change the table's properties and tags meanwhile."""
 
 
 class Base(NamedTuple):
@@ -150,6 +152,7 @@ class Staging:
         somebody else has changed the table since `begin`.
         """
         table = catalog.load(self._spark, base.identifier)
+        transaction = table.newTransaction()  # loads the table anew: what follows sees that one
         head = catalog.ref_snapshot(table, self._branch)
         if catalog.snapshot_id(table) != base.snapshot or head != base.head:
             raise catalog.overtaken(base.identifier)
@@ -161,7 +164,6 @@ class Staging:
         snapshot = None if number is None else table.snapshot(number)
         large = is_large(catalog.summary_of(snapshot))
         values = {**values, **merge_mode(large=large)}
-        transaction = table.newTransaction()
         update = transaction.updateProperties()
         for name, value in values.items():
             update.set(name, value)
@@ -190,18 +192,21 @@ class Staging:
 
         Raise Retryable (LOCKED) where somebody else has changed one of them since `begin`.
         """
-        table = catalog.load(self._spark, base.identifier)
-        head = catalog.ref_snapshot(table, self._branch)
-        same = catalog.ref_snapshot(table, REBUILT) == base.side and head == base.head
-        if not same or head is None or catalog.REBUILD not in catalog.properties(table):
-            raise catalog.overtaken(base.identifier)
-        transaction = table.newTransaction()
-        transaction.updateProperties().set(catalog.REBUILD_NOTE, note).commit()
-        manage = transaction.manageSnapshots()
-        if head != base.side:
-            manage.replaceBranch(REBUILT, head)
-        manage.removeBranch(self._branch).commit()
-        transaction.commitTransaction()
+        for _ in range(_ATTEMPTS):
+            table = catalog.load(self._spark, base.identifier)
+            transaction = table.newTransaction()
+            head = catalog.ref_snapshot(table, self._branch)
+            same = catalog.ref_snapshot(table, REBUILT) == base.side and head == base.head
+            if not same or head is None or catalog.REBUILD not in catalog.properties(table):
+                break
+            transaction.updateProperties().set(catalog.REBUILD_NOTE, note).commit()
+            manage = transaction.manageSnapshots()
+            if head != base.side:
+                manage.replaceBranch(REBUILT, head)
+            manage.removeBranch(self._branch).commit()
+            if commits.replace(transaction):
+                return
+        raise catalog.overtaken(base.identifier)
 
 
 def begin_side(table: Any, note: str) -> None:
@@ -239,7 +244,7 @@ def end_side(table: Any) -> None:
             transaction.manageSnapshots().removeBranch(REBUILT).commit()
         transaction.commitTransaction()
 
-    catalog.commit_anew(table, end)
+    commits.commit_anew(table, end)
 
 
 class Adopted(NamedTuple):

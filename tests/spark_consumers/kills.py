@@ -1,7 +1,7 @@
 """Kills a pipeline while it publishes an epoch, with a catalog that commits table by table."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from pyspark.sql import SparkSession
@@ -27,10 +27,10 @@ def kill(
     `tables_max`: only so many tables of it, by their names.
     """
 
-    def publish(_spark: SparkSession, tables: Sequence[TableCommit], record: TableCommit) -> bool:
-        if has != "nothing":
-            first = sorted(tables, key=lambda change: change.identifier)[:tables_max]
-            publication.one_by_one(first, record if has == "all" else None)
+    def publish(_spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
+        first = sorted(tables, key=lambda change: change.identifier)[:tables_max]
+        assert has == "nothing" or publication.each_alone(first)
+        assert has != "all" or publication.one_by_one([], *record)
         raise death
 
     patch.setattr(PUBLISH, publish)

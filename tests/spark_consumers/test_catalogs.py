@@ -19,9 +19,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
+from schemas.errors import ExitCode, Retryable
 from services.testbed import jars
 from services.testbed.java import find_java_home
 from services.testbed.ports import free_port, is_free
+from spark_consumers.epochs import publication
+from spark_consumers.epochs.publication import TableCommit
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
@@ -190,6 +193,45 @@ def test_a_rest_catalog_without_transactions_gets_one_table_after_the_other(
         assert gateway.asked == 1, "it is asked once"
     told = [line for line in logs if "one request" in line["event"]]
     assert [line["log_level"] for line in told] == ["warning"]
+
+
+def test_where_tables_are_committed_one_by_one_an_overtaken_writer_records_no_epoch(
+    spark: SparkSession,
+    rest_uri: str,
+    new_pipeline: NewPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is frozen when its tables have the epoch; the other one records that, and goes on."""
+
+    def brought(pipeline: Pipeline, number: int) -> None:
+        with pipeline.publisher.transaction() as t:
+            t.insert(TABLE, {"id": number, "name": "new"})
+        pipeline.apply()
+
+    with Gateway(rest_uri, [404]) as gateway:
+        pipeline = new_pipeline(catalog_type="rest", catalog_uri=gateway.uri)
+        follow(spark, pipeline)
+        each_alone = publication.each_alone
+
+        def frozen(changes: Sequence[TableCommit]) -> bool:
+            monkeypatch.setattr(publication, "each_alone", each_alone)
+            done = each_alone(changes)
+            second = Pipeline(pipeline.spark, pipeline.settings, pipeline.publisher)
+            for number in (3, 4):
+                brought(second, number)
+            assert second.runner.record.epoch == 5
+            return done
+
+        monkeypatch.setattr(publication, "each_alone", frozen)
+        with pytest.raises(Retryable, match="another program has changed the table") as raised:
+            brought(pipeline, 2)
+        assert raised.value.exit_code is ExitCode.LOCKED
+        table = catalog.load(pipeline.spark, pipeline.identifier("_epochs"))
+        summaries = [found["summary"] for found in catalog.metadata(table)["snapshots"]]
+        assert [found["slotbridge.epoch"] for found in summaries] == ["1", "2", "3", "4", "5"]
+        pipeline.restart()
+        brought(pipeline, 5)
+        assert [row.id for row in pipeline.rows("things")] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("first", [0, 503])

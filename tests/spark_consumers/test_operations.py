@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from schemas.errors import OperatorNeeded, Retryable, SettingsError
 from spark_consumers.epochs import job
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, commits
 from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.maintenance import maintain
 from spark_consumers.operations import Operator
@@ -244,9 +244,9 @@ def test_old_epochs_go_and_what_is_read_or_tagged_stays(new_pipeline: NewPipelin
         if len(tries) < 3:
             catalog.set_property(catalog.load(spark, name), "another", f"writer {len(tries)}")
 
-    catalog.change_refs(table, tag_too_late)
+    commits.change_refs(table, tag_too_late)
     assert len(tries) == 3
-    catalog.forget(table, ["beside", "gone before"])
+    commits.forget(table, ["beside", "gone before"])
     with held(spark, {name: second}):
         assert len(list(operator.maintain())) == 2
         assert snapshots() == {first, second, last}

@@ -29,12 +29,12 @@ def epoch(pipeline: Pipeline, number: int) -> None:
     pipeline.apply()
 
 
-def one_by_one(_spark: SparkSession, tables: Sequence[TableCommit], record: TableCommit) -> bool:
+def one_by_one(_spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
     """Publish as with a catalog that commits table by table, on a slow machine."""
     for table in tables:
-        publication.one_by_one([table], None)
+        assert publication.each_alone([table])
         time.sleep(0.3)
-    return publication.one_by_one([], record)
+    return publication.one_by_one([], *record)
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
@@ -88,6 +88,35 @@ def test_an_epoch_is_published_though_a_table_was_changed_meanwhile(
         assert lists == {Path(each["manifest-list"]).name for each in metadata["snapshots"]}
     table = catalog.load(pipeline.spark, pipeline.identifier("left_one"))
     assert catalog.properties(table)["somebody.else"] == "one"
+
+
+@pytest.mark.parametrize("name", ["left_one", "_epochs"])
+def test_where_tables_are_committed_one_by_one_it_is_published_though_one_was_changed_meanwhile(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pipeline.publisher.announce(LEFT, RIGHT)
+    epoch(pipeline, 0)
+    given: list[bool] = []
+
+    def publish(_spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
+        if not given:
+            table = catalog.load(pipeline.spark, pipeline.identifier(name))
+            catalog.set_property(table, "somebody.else", "one")
+        of_left = [change for change in tables if "left_one" in change.identifier]
+        done = publication.each_alone(of_left)
+        others = [change for change in tables if change not in of_left]
+        given.append(done and publication.one_by_one(others, *record))
+        return given[-1]
+
+    monkeypatch.setattr(PUBLISH, publish)
+    epoch(pipeline, 1)
+    assert given == ([True] if name == "_epochs" else [False, True])
+    assert pipeline.runner.record.epoch == 2
+    for each in ("left_one", "right_one"):
+        assert [row.id for row in pipeline.rows(each)] == [0, 1]
+    table = catalog.load(pipeline.spark, pipeline.identifier(name))
+    assert catalog.properties(table)["somebody.else"] == "one"
+    assert [found.epoch for found in pipeline.runner._ledger.all(pipeline.spark)] == [1, 2]
 
 
 def test_a_table_that_was_dropped_meanwhile_leaves_all_others_where_they_are(

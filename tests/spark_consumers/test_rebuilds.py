@@ -244,12 +244,11 @@ PLACES: dict[str, tuple[object, str]] = {
 def killed_amid(_function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:
     """Publish as a catalog does that commits table by table, all but the record."""
 
-    def killed(_spark: SparkSession, tables: Sequence[TableCommit], record: TableCommit) -> bool:
-        dies = when()
-        publication.one_by_one(tables, None if dies else record)
-        if dies:
+    def killed(_spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
+        assert publication.each_alone(tables)
+        if when():
             raise KilledError
-        return True
+        return publication.one_by_one([], *record)
 
     return killed
 

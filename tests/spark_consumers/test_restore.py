@@ -7,7 +7,7 @@ from schemas.errors import OperatorNeeded, Retryable, SettingsError, SlotbridgeE
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from schemas.tables import TableRule
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, commits
 from spark_consumers.operations import Operator
 from spark_consumers.restore.restoration import Restoration, restore
 from spark_consumers.verify.as_of import verify_as_of
@@ -198,7 +198,7 @@ def test_what_can_not_be_restored_is_named(
         connection.execute("DROP PUBLICATION everything")
     assert isinstance(pipeline.settings.source, SourceSettings)
     table = catalog.load(pipeline.spark, pipeline.identifier("past"))
-    catalog.forget(table, catalog.own_tags(table)[:-1])
+    commits.forget(table, catalog.own_tags(table)[:-1])
     catalog.expire(table, keep=1, older_than_ms=2**62)
     refused(OperatorNeeded, r"no longer has its snapshot .*public\.past", "public.past")
     with psycopg.connect(into) as connection:

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from schemas.errors import OperatorNeeded
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, commits
 from spark_consumers.operations import Operator
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -145,13 +145,13 @@ def test_what_is_not_a_rollback_goes_on(pipeline: Pipeline) -> None:
         " options => map('rewrite-all', 'true'))"
     )
     table = back(pipeline)
-    catalog.forget(table, catalog.own_tags(table)[:-1])
+    commits.forget(table, catalog.own_tags(table)[:-1])
     table.refresh()
     catalog.expire(table, keep=1, older_than_ms=2**60)
     pipeline.restart()
     both(pipeline, 4)
     table = back(pipeline)
-    catalog.forget(table, catalog.own_tags(table))
+    commits.forget(table, catalog.own_tags(table))
     table.refresh()
     catalog.expire(table, keep=1, older_than_ms=2**60)
     pipeline.restart()

@@ -14,7 +14,7 @@ from schemas.events import transaction_topic
 from spark_consumers.epochs import incomplete_tables
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.events.shape import CommitPosition
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, commits
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, Lacking
 from spark_consumers.kafka.transaction_topic import TransactionTopic
@@ -43,7 +43,7 @@ def put_back(pipeline: Pipeline, name: str, epochs: int) -> None:
     place = pipeline.identifier(name).partition(".")[2]
     pipeline.spark.sql(f"CALL slotbridge.system.set_current_snapshot('{place}', {snapshot})")
     table.refresh()
-    catalog.forget(table, gone)
+    commits.forget(table, gone)
     values = {catalog.EPOCH: str(number), catalog.COMMIT_LSN: str(catalog.tag_lsn(last))}
     catalog.set_properties(table, values)
 
