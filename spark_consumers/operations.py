@@ -98,7 +98,7 @@ class Operator:
         for name, state in asked.items():
             if name in parked:  # first: it is not to return without the rebuild
                 ledger.leave_parked(self._spark, name)
-            staging.end_side(catalog.load(self._spark, state.identifier))
+            staging.end_side(self._spark, state.identifier, None)
             ledger.ask(self._spark, f"rebuild cancelled at {time.time()}")
             yield name, name in parked
 

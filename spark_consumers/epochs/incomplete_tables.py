@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from schemas.errors import ExitCode, OperatorNeeded
 from spark_consumers.epochs.parking import Parking
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, commits
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, sealed_of
 from spark_consumers.kafka.shapes import DeadLetters
 from spark_consumers.kafka.transactions import Cut
@@ -93,6 +93,6 @@ def mark(
             states[name] = replace(state, lacks=True)
         identifier = table.identifier if table else state.identifier if state else None
         if identifier is not None:
-            found = catalog.load_known(spark, identifier, sealed_of(state))
-            catalog.set_property(found, catalog.LACKS, str(commit_lsn))
+            values = {catalog.LACKS: str(commit_lsn)}
+            commits.set_known(spark, identifier, sealed_of(state), values)
             tick()

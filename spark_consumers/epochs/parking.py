@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import structlog
 from pyspark.sql import SparkSession
@@ -25,8 +26,8 @@ from schemas.tables import TablesSettings
 from spark_consumers.epochs.event_reader import Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable, Place
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.iceberg import catalog, rollback, sums
-from spark_consumers.iceberg.parked import concerns_one_table, parked_by
+from spark_consumers.iceberg import catalog, commits, rollback, sums
+from spark_consumers.iceberg.parked import Parked, concerns_one_table, parked_by
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, parked_note, sealed_of
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.liveness import tick
@@ -262,13 +263,9 @@ class Parking:
         after = before.counted_after if before else max(done, has[1])
         identifier = state.identifier if state else self._tables.identifier(*schema_and_table(name))
         if self._spark.catalog.tableExists(identifier):
-            table = catalog.load(self._spark, identifier)
-            if catalog.properties(table).get(catalog.SOURCE) == name:
-                known = sealed_of(state)
-                found = catalog.require_known(table, identifier, known)
-                if parked_note(found, known) != (state.parked if state else None):
-                    raise catalog.overtaken(identifier)
-                catalog.set_property(table, catalog.PARKED, note.text())
+            found = catalog.properties(catalog.load(self._spark, identifier))
+            if found.get(catalog.SOURCE) == name:
+                self._note(identifier, state, note)
                 changed = self._tables.state(self._spark, identifier)
                 if changed is not None:
                     rebuild = changed.rebuild or (state is not None and state.rebuild)
@@ -281,6 +278,17 @@ class Parking:
             table=name,
             **self.tables[name].parked.described(),
         )
+
+    def _note(self, identifier: str, state: State | None, note: Parked) -> None:
+        """Write the note into the table. Raise Retryable (LOCKED) if another writer was there."""
+        known, expected = sealed_of(state), state.parked if state else None
+
+        def make(table: Any, transaction: Any) -> None:
+            if parked_note(catalog.properties(table), known) != expected:
+                raise catalog.overtaken(identifier)
+            transaction.updateProperties().set(catalog.PARKED, note.text()).commit()
+
+        commits.change(self._spark, identifier, known, make)
 
 
 def require_none_parked(tables: Mapping[str, ParkedTable]) -> None:

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from spark_consumers.epochs.ledger import Entered
 from spark_consumers.epochs.threads import at_once
 from spark_consumers.failures import text_of
-from spark_consumers.iceberg.commits import replace
+from spark_consumers.iceberg.commits import compare_and_set
 from spark_consumers.java import java_class
 from spark_consumers.session import CATALOG
 
@@ -88,7 +88,7 @@ def one_by_one(
     if not each_alone(tables):
         return False
     for _ in range(_ATTEMPTS):
-        if replace(record.transaction):
+        if compare_and_set(record.transaction):
             return True
         record = record._replace(transaction=prepare().transaction)
     return False
@@ -99,7 +99,7 @@ def each_alone(changes: Iterable[TableCommit]) -> bool:
     beaten: list[str] = []
 
     def commit(change: TableCommit) -> None:
-        if not replace(change.transaction):
+        if not compare_and_set(change.transaction):
             beaten.append(change.identifier)
 
     at_once(commit, changes)

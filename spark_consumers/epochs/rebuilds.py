@@ -208,7 +208,7 @@ class Rebuilds:
         """End a rebuild that is refused: the table stays as it is."""
         self._notes.pop(name, None)
         state = states[name]
-        staging.end_side(catalog.load_known(self._spark, state.identifier, state.sealed))
+        staging.end_side(self._spark, state.identifier, state.sealed)
         states[name] = replace(state, rebuild=False)
         log.error("a rebuild is refused and ends", table=name)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, commits
 from spark_consumers.iceberg.tables import OpenTable, State, sealed_of
 from spark_consumers.liveness import tick
 
@@ -33,6 +33,6 @@ def note_bound(
         opened[name] = replace(table, seen_lsn=lsn)
         if state is not None:
             states[name] = replace(state, seen_lsn=lsn)
-        found = catalog.load_known(spark, table.identifier, sealed_of(state))
-        catalog.set_property(found, catalog.SEEN_LSN, str(lsn))
+        values = {catalog.SEEN_LSN: str(lsn)}
+        commits.set_known(spark, table.identifier, sealed_of(state), values)
         tick()

@@ -1,28 +1,33 @@
 """Commits to one Iceberg table beside other programs that commit to it.
 
-    replace                  only on the table that the change was prepared for, else not at all
-    change_refs, commit_anew on the table as it is then, again until it succeeds
+    compare_and_set          only on the table that a transaction began with, else not at all
+    change, set_known        by a transaction that is begun again until it succeeds, while the table
+                             has the epoch that its writer knows
+    change_refs, forget      tags and branches, on the table as it is then, again until it succeeds
 
 Sources: `BaseTransaction`, `UpdateSnapshotReferencesOperation` (Iceberg core).
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
 
 from spark_consumers.iceberg import catalog
 
 _ATTEMPTS: Final = 10
-"""Commits to a table's references that another writer may be ahead of."""
+"""Commits that another program may be ahead of."""
+_PAUSE_S: Final = 0.05
 
 
-def replace(transaction: Any) -> bool:
+def compare_and_set(transaction: Any) -> bool:
     """Commit a transaction if its table is as it was when the transaction began; tell whether.
 
     Its own commit would put the changes on top of whatever is there by then:
     BaseTransaction.commitSimpleTransaction begins with a refresh, and makes all of them again.
+    A REST catalog judges only the references that the changes move, and none for properties alone.
     What the catalog raises goes on; nobody knows then what it has committed.
     """
     before, now = transaction.startMetadata(), transaction.currentMetadata()
@@ -35,33 +40,63 @@ def replace(transaction: Any) -> bool:
     return True
 
 
-def change_refs(table: Any, change: Callable[[Any], None]) -> None:
-    """Change a table's tags and branches in one commit, whoever commits to it meanwhile.
+def change(
+    spark: SparkSession,
+    identifier: str,
+    known: tuple[int, int] | None,
+    make: Callable[[Any, Any], None],
+) -> None:
+    """Commit to a table what `make` adds to a transaction of it, given the table and that.
 
-    `change` takes a ManageSnapshots of the table as it is now, and may be called again.
+    `known`: the epoch and the commit LSN that the writer left the table with, None for a command,
+    which changes the table whatever it has. Raise Retryable (LOCKED) where the table has others:
+    its writer was overtaken, and changes nothing. `make` may be called again.
+    """
+    for attempt in range(_ATTEMPTS):
+        time.sleep(attempt * _PAUSE_S)
+        table = catalog.load(spark, identifier)
+        transaction = table.newTransaction()  # loads the table anew: what follows sees that one
+        if known is not None:
+            catalog.require_known(table, identifier, known)
+        make(table, transaction)
+        if compare_and_set(transaction):
+            return
+    raise catalog.overtaken(identifier)
+
+
+def set_known(
+    spark: SparkSession, identifier: str, known: tuple[int, int], values: Mapping[str, str]
+) -> None:
+    """Set properties of a table that its writer is to change before, or outside, an epoch's commit.
+
+    Raise Retryable (LOCKED) where the table has another epoch than `known`, the writer's.
     """
 
-    def commit() -> None:
-        manage = table.manageSnapshots()
-        change(manage)
-        manage.commit()
+    def make(_table: Any, transaction: Any) -> None:
+        update = transaction.updateProperties()
+        for name, value in values.items():
+            update.set(name, value)
+        update.commit()
 
-    commit_anew(table, commit)
+    change(spark, identifier, known, make)
 
 
-def commit_anew(table: Any, commit: Callable[[], None]) -> None:
-    """Call `commit` again, on the table as it is then, while somebody else commits before it.
+def change_refs(table: Any, change: Callable[[Any], None]) -> None:
+    """Change a table's tags and branches in one commit, on the table as it is then.
 
-    Iceberg repeats a commit of tags and branches in vain: UpdateSnapshotReferencesOperation keeps
-    the metadata that it began with.
+    `change` takes a ManageSnapshots of the table as it is now, and may be called again. Iceberg
+    repeats such a commit in vain: UpdateSnapshotReferencesOperation keeps the metadata that it
+    began with.
     """
     for attempt in range(1, _ATTEMPTS + 1):
+        manage = table.manageSnapshots()
+        change(manage)
         try:
-            commit()
+            manage.commit()
         except Py4JError as error:
             if attempt == _ATTEMPTS or "CommitFailedException" not in str(error):
                 raise
-            time.sleep(attempt * 0.05)
+            time.sleep(attempt * _PAUSE_S)
             table.refresh()
         else:
             return

@@ -37,8 +37,6 @@ REBUILT = "slotbridge_rebuild"
 """The branch of a table that a rebuild fills."""
 _STAGED_WRITES = "write.wap.enabled"
 _WRITE_TO = "spark.wap.branch"
-_ATTEMPTS = 10
-"""To extend a rebuild: other programs change the table's properties and tags meanwhile."""
 
 
 class Base(NamedTuple):
@@ -192,21 +190,19 @@ class Staging:
 
         Raise Retryable (LOCKED) where somebody else has changed one of them since `begin`.
         """
-        for _ in range(_ATTEMPTS):
-            table = catalog.load(self._spark, base.identifier)
-            transaction = table.newTransaction()
+
+        def make(table: Any, transaction: Any) -> None:
             head = catalog.ref_snapshot(table, self._branch)
             same = catalog.ref_snapshot(table, REBUILT) == base.side and head == base.head
             if not same or head is None or catalog.REBUILD not in catalog.properties(table):
-                break
+                raise catalog.overtaken(base.identifier)
             transaction.updateProperties().set(catalog.REBUILD_NOTE, note).commit()
             manage = transaction.manageSnapshots()
             if head != base.side:
                 manage.replaceBranch(REBUILT, head)
             manage.removeBranch(self._branch).commit()
-            if commits.replace(transaction):
-                return
-        raise catalog.overtaken(base.identifier)
+
+        commits.change(self._spark, base.identifier, None, make)
 
 
 def begin_side(table: Any, note: str) -> None:
@@ -233,18 +229,20 @@ def warn_emptied(source: str, kept: Sequence[str]) -> None:
         )
 
 
-def end_side(table: Any) -> None:
-    """End a rebuild without a result, in one commit: nobody has asked for it then."""
+def end_side(spark: SparkSession, identifier: str, known: tuple[int, int] | None) -> None:
+    """End a rebuild without a result, in one commit: nobody has asked for it then.
 
-    def end() -> None:
-        transaction = table.newTransaction()
+    `known`: the epoch and commit LSN of the table's writer, None for a command. Raise Retryable
+    (LOCKED) where the table has another epoch.
+    """
+
+    def make(table: Any, transaction: Any) -> None:
         update = transaction.updateProperties()
         update.remove(catalog.REBUILD).remove(catalog.REBUILD_NOTE).commit()
         if catalog.ref_snapshot(table, REBUILT) is not None:
             transaction.manageSnapshots().removeBranch(REBUILT).commit()
-        transaction.commitTransaction()
 
-    commits.commit_anew(table, end)
+    commits.change(spark, identifier, known, make)
 
 
 class Adopted(NamedTuple):

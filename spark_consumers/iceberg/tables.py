@@ -24,7 +24,7 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.settings import KafkaSettings
 from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.shape import CommitPosition, Shape, last_replacement
-from spark_consumers.iceberg import catalog, rollback, rules
+from spark_consumers.iceberg import catalog, commits, rollback, rules
 from spark_consumers.iceberg.evolution import Evolved, evolve, refusing
 from spark_consumers.iceberg.fills import Fill, fills_from, wanted
 from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
@@ -252,8 +252,7 @@ class Tables:
                     unfilled_columns=list(kept),
                 )
             values = {catalog.RULE: document, catalog.KEPT: json.dumps(kept)}
-            known = catalog.load_known(spark, state.identifier, state.sealed)
-            catalog.set_properties(known, values)
+            commits.set_known(spark, state.identifier, state.sealed, values)
         return Layout(shape, now, kept)
 
 

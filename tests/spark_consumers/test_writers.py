@@ -12,7 +12,7 @@ from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.epochs.rebuilds import Rebuilds
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.failures import translated
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, commits
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
@@ -150,7 +150,12 @@ def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(incomplete_tables, "mark"), (snapshot_rows, "note_bound")]
+    ("place", "name"),
+    [
+        (incomplete_tables, "mark"),
+        (snapshot_rows, "note_bound"),
+        (commits, "compare_and_set"),  # between its look at the table and the commit
+    ],
 )
 def test_an_overtaken_writer_notes_nothing_of_a_table(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: object, name: str
@@ -173,7 +178,7 @@ def test_an_overtaken_writer_notes_nothing_of_a_table(
     more_rows(1)
     original, left = getattr(place, name), []
 
-    def paused(*given: Any) -> None:
+    def paused(*given: Any) -> Any:
         monkeypatch.setattr(place, name, original)
         second = another(pipeline)
         second.apply()
@@ -181,7 +186,7 @@ def test_an_overtaken_writer_notes_nothing_of_a_table(
         second.apply()
         second.restart()
         left.append(metadata())
-        original(*given)
+        return original(*given)
 
     monkeypatch.setattr(place, name, paused)
     with pytest.raises(Retryable, match="another program has changed the table"):
