@@ -92,6 +92,8 @@ def committed_messages(
             "enable.partition.eof": True,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
+            # The broker answers at the end of a partition at once, not after half a second.
+            "fetch.wait.max.ms": 10,
         }
     )
     try:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tests.bridge.reading import Record, read_committed
@@ -22,6 +23,11 @@ class Folded(NamedTuple):
 def fold(bridge: Bridge, table: str) -> Folded:
     """Fold the committed records of a table's topic. Raises AssertionError for a repeated event."""
     records = read_committed(bridge.kafka.bootstrap_servers, [f"{bridge.prefix}.public.{table}"])
+    return fold_records(records)
+
+
+def fold_records(records: Sequence[Record]) -> Folded:
+    """Fold the committed records of one topic. Raises AssertionError for a repeated event."""
     events = [(record, json.loads(record.value)) for record in records if record.value is not None]
     seen = Counter(position(event) for _, event in events)
     assert max(seen.values(), default=1) == 1, "an event came twice"

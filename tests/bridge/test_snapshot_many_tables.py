@@ -10,7 +10,8 @@ import pytest
 
 from services.bridge.failpoints import OF_A_SNAPSHOT, VARIABLE
 from tests.bridge.conftest import NewBridge
-from tests.bridge.consumer_folds import fold
+from tests.bridge.consumer_folds import fold_records
+from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import DONE, INITIAL, Writers, read_all, told
 from tests.providers.interface import Provider
@@ -82,14 +83,17 @@ def assert_all_exact(bridge: Bridge, conninfo: str) -> None:
     """Both folds of each table are the table; no row was read twice; chunks are counted."""
     progress = told(bridge)
     reads, kinds = 0, Counter[str]()
-    for table in TABLES:
+    topics = {table: f"{bridge.prefix}.public.{table}" for table in TABLES}
+    records = read_committed(bridge.kafka.bootstrap_servers, topics.values())
+    for table, topic in topics.items():
         with psycopg.connect(conninfo) as connection:
             found = connection.execute(f"SELECT id, note FROM {table}".encode()).fetchall()
         truth = {
             json.dumps({"id": key}, separators=(",", ":")): {"id": key, "note": note}
             for key, note in found
         }
-        folded = fold(bridge, table)
+        own_records = [record for record in records if record.topic == topic]
+        folded = fold_records(own_records)
         assert folded.by_offset == truth, table
         assert folded.by_position == truth, table
         assert max(folded.reads.values(), default=1) == 1, f"a row of {table} was read twice"
@@ -97,7 +101,8 @@ def assert_all_exact(bridge: Bridge, conninfo: str) -> None:
         assert [one.chunks for one in own] == [*range(1, len(own) + 1)]
         assert (own[-1].done, own[-1].rows) == (True, folded.reads.total())
         reads += folded.reads.total()
-        kinds.update(event["source"]["snapshot"] for event in bridge.events(table))
+        events = (json.loads(record.value) for record in own_records if record.value)
+        kinds.update(event["source"]["snapshot"] for event in events)
     assert kinds["first"] == 1 and kinds["last"] <= 1
     places = Counter(one.commit_lsn for one in progress)
     assert max(places.values()) > 2, "no tables share a chunk"
