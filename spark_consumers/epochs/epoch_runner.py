@@ -28,7 +28,7 @@ from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs import event_count, incomplete_tables, quiet
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
-from spark_consumers.epochs.last_epoch import last_epoch, lost_transactions, with_epoch
+from spark_consumers.epochs.last_epoch import last_epoch, require_record, with_epoch
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.next_record import next_record
 from spark_consumers.epochs.parking import Parking
@@ -180,7 +180,8 @@ class EpochRunner:
     def require_redone(self) -> None:
         """Raise OperatorNeeded where an epoch was begun whose transactions did not come."""
         if self._redo_lsn is not None:
-            raise lost_transactions(self.topic.name, self._redo_lsn)
+            require_record(self.topic.name, self._redo_lsn, recorded=not self._unrecorded)
+            self._redo_lsn = None
 
     def step(self) -> EpochReport | None:
         """Apply the next epoch; return None while there is no transaction for one.
@@ -207,10 +208,8 @@ class EpochRunner:
         taken = self._read(cut, opened, without)
         try:
             work = self._work(cut, opened, taken)
-            before, judging = self._record, self.parking.judging
-            quarantined = self._stage.write(
-                *(epoch, cut, work, taken.events, self._states, before, judging)
-            )
+            given = work, taken.events, self._states, self._record, self.parking.judging
+            quarantined = self._stage.write(epoch, cut, *given)
         finally:
             taken.events.unpersist()
         adopted = self._seal(epoch, cut, taken)
@@ -262,9 +261,10 @@ class EpochRunner:
                 return None
             self._read_small_topics()
             cut = self._log.upto(self._redo_lsn)
-            if cut is None:
-                raise lost_transactions(self.topic.name, self._redo_lsn)
-            return cut
+            if cut is not None:
+                return cut
+            self.require_redone()
+            waiting = self._log.waiting()[1]
         rest = None if waiting else self._quiet()
         if waiting or rest is not None:
             self._read_small_topics()
@@ -325,9 +325,8 @@ class EpochRunner:
             self._topic(name): self.parking.wanted(name, table, known, counts[name])
             for name, table in opened.items()
         }
-        refuse = self.parking.refuse
         offsets = self._record.offsets | self.rebuilds.offsets()
-        taken = self._reader.read(cut, known, wanted, offsets, require_first, refuse)
+        taken = self._reader.read(cut, known, wanted, offsets, require_first, self.parking.refuse)
         self.parking.drop_refused(opened)
         return taken
 

@@ -43,6 +43,7 @@ class Wanted:
     the commit LSN that the table has, where it differs from the group's. `counted_after`: `events`
     are those after this LSN; None: after the group's. `resumes`: the topic is read from where the
     table's last epoch ended; otherwise a table behind the group is read from the beginning.
+    `needs_first`: the table has nothing yet, and the topic must have its first events.
     """
 
     table: str
@@ -50,6 +51,7 @@ class Wanted:
     after_lsn: int | None = None
     counted_after: int | None = None
     resumes: bool = False
+    needs_first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class EventReader:
 
         Kafka shows a transaction's partitions one after the other, so wait until all events that an
         END counts can be read, also those in partitions that a broker shows only meanwhile.
-        `check(topic, first offset)` is called for each topic that is read from its beginning. A
+        `check(table, first offset)` is called for each topic that must have its first events. A
         table whose events are missing for ARRIVAL_DEADLINE_S although all transactions in its topic
         have ended, or which `check` refuses, is given to `refuse(table, error)`; if that returns,
         the others are taken. Raise Retryable where a transaction that has not ended may bring the
@@ -219,7 +221,7 @@ class EventReader:
         first = self._topics.first({t: numbers for t, numbers in partitions.items() if numbers})
         refused = set()
         for topic, offsets in first.items():
-            if not befores[topic]:
+            if not befores[topic] and wanted[topic].needs_first:
                 try:
                     check(wanted[topic].table, max(offsets.values()))
                 except OperatorNeeded as error:

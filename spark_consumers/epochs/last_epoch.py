@@ -36,15 +36,27 @@ def with_epoch(states: Mapping[str, State], record: EpochRecord | None) -> dict[
     return found
 
 
-def lost_transactions(topic: str, commit_lsn: int) -> OperatorNeeded:
-    """Return the error of an unfinished epoch that can't be made again."""
-    return OperatorNeeded(
-        "Kafka lacks transactions that a table has already taken",
-        operation="go on with an epoch",
-        subject=topic,
-        lsn=commit_lsn,
-        hint="the topics were made anew or their retention was too short: fill new tables under "
-        "another tables.namespace",
+def require_record(topic: str, commit_lsn: int, *, recorded: bool) -> None:
+    """Raise OperatorNeeded for an unfinished epoch whose transactions Kafka does not have.
+
+    Without a record of epochs (not `recorded`) nobody knows whether there is one: the last epoch
+    may have brought some tables nothing. The log says so, and all tables are read again with the
+    transactions that come next.
+    """
+    if recorded:
+        raise OperatorNeeded(
+            "Kafka lacks transactions that a table has already taken",
+            operation="go on with an epoch",
+            subject=topic,
+            lsn=commit_lsn,
+            hint="the topics were made anew or their retention was too short: drop the table "
+            "`_epochs` and start, then audit the tables (docs/TABLES.md)",
+        )
+    log.warning(
+        "not judged: whether the last epoch is in all tables, as Kafka does not have its "
+        "transactions; the next one reads all tables again",
+        topic=topic,
+        commit_lsn=format_lsn(commit_lsn),
     )
 
 

@@ -158,15 +158,15 @@ class Parking:
         whether it goes on or is made anew: Kafka may have lost some of it.
         """
         has = None if table.commit_lsn == known_lsn else table.commit_lsn
-        found = self.tables.get(name)
+        anew, found = table.commit_lsn == NEVER, self.tables.get(name)
         if found is None:
-            return Wanted(name, events, has)
+            return Wanted(name, events, has, needs_first=anew)
         if found.events is None:
             log.warning("not judged: whether Kafka has all that a parked table lacks", table=name)
-            return Wanted(name, events, has)
+            return Wanted(name, events, has, needs_first=anew)
         after = found.counted_after
-        resumes = table.commit_lsn == after
-        return Wanted(name, events + found.events, table.commit_lsn, after, resumes)
+        resumes, events = table.commit_lsn == after, events + found.events
+        return Wanted(name, events, table.commit_lsn, after, resumes, needs_first=anew)
 
     def uncounted(self) -> set[str]:
         """Return the tables that are to return and may lack events, as nobody has counted them."""
@@ -286,7 +286,7 @@ class Parking:
         def make(table: Any, transaction: Any) -> None:
             if parked_note(catalog.properties(table), known) != expected:
                 raise catalog.overtaken(identifier)
-            transaction.updateProperties().set(catalog.PARKED, note.text()).commit()
+            catalog.set_property(transaction, catalog.PARKED, note.text())
 
         commits.change(self._spark, identifier, known, make)
 

@@ -350,8 +350,7 @@ class Rebuilds:
         bad = self._put_aside(part.events, summary, used)
         if bad or (note.commit_lsn == NEVER and self._topics.dead.may_lack(name)):
             incomplete_tables.mark(self._spark, part.upto_lsn, [name], opened, states)
-        if summary.seen_lsn:
-            snapshot_rows.note_bound(self._spark, {name: summary.seen_lsn}, opened, states)
+        snapshot_rows.raise_bounds({name: summary.seen_lsn}, opened, states)
         base = self._staging.begin(table.identifier, states[name].sealed, rebuilt=True)
         begins = note.commit_lsn == NEVER
         if begins or summary.events:
@@ -374,7 +373,8 @@ class Rebuilds:
             settled=note.settled or part.ended,
         )
         tick()
-        self._staging.extend(self._staging.written(base), done.text())
+        values = {catalog.REBUILD_NOTE: done.text()} | snapshot_rows.bound(opened[name])
+        self._staging.extend(self._staging.written(base), values)
         return done
 
     def _is_large(self, base: staging.Base) -> bool:

@@ -107,8 +107,8 @@ class Stage:
         opened = {item.name: item.table for item in work}
         names = [item.name for item in work if item.summary.topic in bad]
         incomplete_tables.mark(self._spark, cut.commit_lsn, names, opened, states)
-        seen = {item.name: item.summary.seen_lsn for item in work if item.summary.seen_lsn}
-        snapshot_rows.note_bound(self._spark, seen, opened, states)
+        seen = {item.name: item.summary.seen_lsn for item in work}
+        snapshot_rows.raise_bounds(seen, opened, states)
         self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
         self._bases = {}
         self.ways = {}
@@ -183,6 +183,7 @@ class Stage:
                 unset += [catalog.REBUILD, catalog.REBUILD_NOTE]
             drops = item.table.drops if item else ()
             own = values | self._definition(name)
+            own |= snapshot_rows.bound(item.table) if item else {}
             if item and drops:
                 left = [column for column in item.table.layout.kept if column not in drops]
                 own[catalog.KEPT] = json.dumps(left)

@@ -259,12 +259,12 @@ def metadata(table: Any) -> dict[str, Any]:
 
 
 def set_property(table: Any, name: str, value: str) -> None:
-    """Set one property of a table."""
+    """Set one property of a table, or of a transaction of it."""
     set_properties(table, {name: value})
 
 
 def set_properties(table: Any, values: Mapping[str, str]) -> None:
-    """Set properties, in one commit."""
+    """Set properties of a table, in one commit, or of a transaction of it."""
     update = table.updateProperties()
     for name, value in values.items():
         update.set(name, value)

@@ -73,10 +73,7 @@ def set_known(
     """
 
     def make(_table: Any, transaction: Any) -> None:
-        update = transaction.updateProperties()
-        for name, value in values.items():
-            update.set(name, value)
-        update.commit()
+        catalog.set_properties(transaction, values)
 
     change(spark, identifier, known, make)
 

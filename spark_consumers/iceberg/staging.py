@@ -185,8 +185,8 @@ class Staging:
         state = state_of(base.identifier, transaction.table(), properties, large=large)
         return Adopted(state, number, transaction)
 
-    def extend(self, base: Base, note: str) -> None:
-        """Make the branch the rebuild's, and note how far that is, in one commit.
+    def extend(self, base: Base, values: Mapping[str, str]) -> None:
+        """Make the branch the rebuild's, and set properties that tell of it, in one commit.
 
         Raise Retryable (LOCKED) where somebody else has changed one of them since `begin`.
         """
@@ -196,7 +196,7 @@ class Staging:
             same = catalog.ref_snapshot(table, REBUILT) == base.side and head == base.head
             if not same or head is None or catalog.REBUILD not in catalog.properties(table):
                 raise catalog.overtaken(base.identifier)
-            transaction.updateProperties().set(catalog.REBUILD_NOTE, note).commit()
+            catalog.set_properties(transaction, values)
             manage = transaction.manageSnapshots()
             if head != base.side:
                 manage.replaceBranch(REBUILT, head)

@@ -91,8 +91,8 @@ class TransactionTopic:
                 subject=self.name,
                 hint="topic retention was too short, or a topic was recreated: drop the table "
                 "`_epochs` and start; the tables go on with what their own topics have, uncounted. "
-                "Then audit them, and rebuild those that differ. Or fill new tables under another "
-                "tables.namespace (docs/TABLES.md)",
+                "Then audit them. Those that differ get rows by `slotbridge snapshot start`, or a "
+                "rebuild if their topics still have their first events (docs/TABLES.md)",
             )
         return offset
 

@@ -161,6 +161,72 @@ def test_the_way_on_after_deleted_transactions_is_the_one_that_the_error_names(
         assert [row.id for row in pipeline.rows(table.name)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_the_way_on_leads_on_where_a_table_was_quiet_or_its_topic_has_lost_its_beginning(
+    new_pipeline: NewPipeline, *, forgotten: bool
+) -> None:
+    """Retention removes the records of the tables as it removes those of their transactions."""
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(*TABLES)
+    every(pipeline, 1)
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(TABLES[1], {"id": 2})
+    pipeline.apply()
+    every(pipeline, 3)
+    if forgotten:
+        pipeline.publisher.forget(TABLES[0])
+    every(pipeline, 4)
+    delete_before_end(pipeline, 4)
+    with pytest.raises(OperatorNeeded, match="deleted events that the tables have not read"):
+        pipeline.step()
+    without_epochs(pipeline)
+    assert not pipeline.apply().refused
+    first = [1, 4] if forgotten else [1, 3, 4]
+    assert [row.id for row in pipeline.rows("first")] == first
+    assert [row.id for row in pipeline.rows("second")] == [1, 2, 3, 4]
+    assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
+
+
+def test_without_a_record_and_transactions_nothing_is_done_until_the_next_one(
+    new_pipeline: NewPipeline,
+) -> None:
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(*TABLES)
+    every(pipeline, 1)
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(TABLES[1], {"id": 2})
+    pipeline.apply()
+    delete_before(pipeline, transaction_topic(pipeline.kafka.topic_prefix), -1)
+    without_epochs(pipeline)
+    with structlog.testing.capture_logs() as told:
+        assert not pipeline.stream(once=True)
+    assert [one for one in told if "the next one reads all tables again" in one["event"]]
+    every(pipeline, 3)
+    assert len(pipeline.stream(once=True)) == 1
+    assert [row.id for row in pipeline.rows("first")] == [1, 3]
+    assert [row.id for row in pipeline.rows("second")] == [1, 2, 3]
+
+
+def test_a_table_that_was_left_out_gets_all_that_kafka_has(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(*TABLES)
+    every(pipeline, 1)
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(tables=["public.second", "public.third"])
+    every(pipeline, 2)
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(tables=[])
+    pipeline.publisher.forget(TABLES[0])
+    every(pipeline, 3)
+    assert not pipeline.apply().refused
+    assert [row.id for row in pipeline.rows("first")] == [1, 3]
+    assert catalog.LACKS in properties(pipeline, TABLES[0])
+
+
 def properties(pipeline: Pipeline, table: SourceTable) -> Mapping[str, str]:
     return catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(table.name)))
 
@@ -169,9 +235,13 @@ def delete_before_end(pipeline: Pipeline, number: int) -> None:
     """Delete what comes before a transaction's END in its topic, as retention does."""
     topic = TransactionTopic(pipeline.kafka, TopicOffsets(pipeline.kafka), lambda _: True)
     ends = list(topic.ends(topic.between(pipeline.spark, 0, topic.stable()), -1))
+    delete_before(pipeline, topic.name, ends[number - 1].offset)
+
+
+def delete_before(pipeline: Pipeline, topic: str, offset: int) -> None:
+    """Delete the records of a topic's first partition before an offset, -1: all of them."""
     admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
-    place = TopicPartition(topic.name, 0, ends[number - 1].offset)
-    for future in admin.delete_records([place]).values():
+    for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
         future.result(30)
 
 

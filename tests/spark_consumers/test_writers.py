@@ -7,7 +7,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from schemas.errors import Retryable
-from spark_consumers.epochs import epoch_runner, incomplete_tables, snapshot_rows
+from spark_consumers.epochs import epoch_runner, incomplete_tables
 from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.epochs.rebuilds import Rebuilds
 from spark_consumers.epochs.stage import Stage
@@ -153,7 +153,6 @@ def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not
     ("place", "name"),
     [
         (incomplete_tables, "mark"),
-        (snapshot_rows, "note_bound"),
         (commits, "compare_and_set"),  # between its look at the table and the commit
     ],
 )
@@ -192,6 +191,51 @@ def test_an_overtaken_writer_notes_nothing_of_a_table(
     with pytest.raises(Retryable, match="another program has changed the table"):
         pipeline.apply()
     assert left == [metadata()]
+
+
+@pytest.mark.parametrize(("place", "name"), [(Staging, "adopt"), (epoch_runner, "publish")])
+def test_an_overtaken_writer_sets_back_no_bound_of_a_snapshot(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: object, name: str
+) -> None:
+    """Else an insert of a row that the snapshot has shown is appended once more."""
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(ITEMS)
+
+    def read(number: int) -> None:
+        with pipeline.publisher.transaction() as t:
+            t.read(ITEMS, {"id": number, "b": 1})
+
+    def bound() -> str | None:
+        table = catalog.load(pipeline.spark, pipeline.identifier("items"))
+        return catalog.properties(table).get(catalog.SEEN_LSN)
+
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 0, "b": 1})
+    pipeline.apply()
+    read(1)
+    original, left = getattr(place, name), []
+
+    def paused(*given: Any) -> Any:
+        """Meanwhile another writer brings more rows of the snapshot."""
+        assert bound() is None, "it comes with the rows"
+        monkeypatch.setattr(place, name, original)
+        second = another(pipeline)
+        for number in (2, 3):
+            read(number)
+        second.apply()
+        second.restart()
+        left.append(bound())
+        return original(*given)
+
+    monkeypatch.setattr(place, name, paused)
+    with pytest.raises(Retryable, match="another program has changed the table"):
+        pipeline.apply()
+    assert left == [bound()] != [None]
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 3, "b": 1})
+    pipeline.apply()
+    assert [row.id for row in pipeline.rows("items")] == [0, 1, 2, 3]
 
 
 def test_an_overtaken_writer_ends_no_rebuild_of_the_other_one(
