@@ -89,6 +89,12 @@ class Parking:
                 self.tables[name] = ParkedTable(state.parked, place, events, state.commit_lsn)
         for name, found in self.tables.items():
             log.warning("a table is parked", table=name, **found.parked.described())
+        for name, state in self._states.items():
+            if state.noted and state.parked is None:
+                log.warning(
+                    "removed a note that the table is parked: it has later epochs", table=name
+                )
+                self._note(state.identifier, state, None)
         self.look()
 
     def refuse_rolled_back(self, record: EpochRecord) -> None:
@@ -279,14 +285,20 @@ class Parking:
             **self.tables[name].parked.described(),
         )
 
-    def _note(self, identifier: str, state: State | None, note: Parked) -> None:
-        """Write the note into the table. Raise Retryable (LOCKED) if another writer was there."""
+    def _note(self, identifier: str, state: State | None, note: Parked | None) -> None:
+        """Write a note into a table, or remove it. Raise Retryable (LOCKED) if another was there.
+
+        Another writer, that is: the table has another epoch than `state`, or another valid note.
+        """
         known, expected = sealed_of(state), state.parked if state else None
 
         def make(table: Any, transaction: Any) -> None:
             if parked_note(catalog.properties(table), known) != expected:
                 raise catalog.overtaken(identifier)
-            catalog.set_property(transaction, catalog.PARKED, note.text())
+            if note is None:
+                transaction.updateProperties().remove(catalog.PARKED).commit()
+            else:
+                catalog.set_property(transaction, catalog.PARKED, note.text())
 
         commits.change(self._spark, identifier, known, make)
 

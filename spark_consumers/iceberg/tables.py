@@ -91,6 +91,8 @@ class State:
     """The snapshot that has the tag of its last epoch, when its state was read."""
     definition: str = ""
     """Of a table of sums: the settings that its rows were computed by, "" if they are not known."""
+    noted: bool = False
+    """Whether the table has a note that it is parked, also one that is out of date."""
 
     def at(self, epoch: int, commit_lsn: int) -> "State":
         """Return the state after an epoch that brings the table nothing."""
@@ -293,6 +295,7 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
         fills_from(found.get(catalog.FILLS)),
         tuple(json.loads(found.get(catalog.DROPS, "[]"))),
         definition=found.get(catalog.SUMS, ""),
+        noted=catalog.PARKED in found,
     )
 
 

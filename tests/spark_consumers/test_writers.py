@@ -143,6 +143,8 @@ def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not
     pipeline.restart()
     table = catalog.load(pipeline.spark, pipeline.identifier("log"))
     catalog.set_property(table, catalog.PARKED, str(parked[0]))  # as an earlier version has done
+    pipeline.restart()
+    assert (pipeline.runner.parking.tables, note()) == ({}, None)
     both(3)
     pipeline.apply()
     assert [row.b for row in pipeline.rows("log")] == [0, 2, 3]
