@@ -24,10 +24,11 @@ from schemas.errors import SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.tables import TablesSettings
 from spark_consumers.epochs import incomplete_tables, snapshot_rows
-from spark_consumers.epochs.event_reader import EventReader, require_first
+from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.epochs.quarantine import Quarantine, without
+from spark_consumers.epochs.rebuild_topic import RebuildTopic
 from spark_consumers.epochs.table_writer import Work, write_table
 from spark_consumers.epochs.topic_summary import TopicSummary, summarize
 from spark_consumers.events import changes, parts
@@ -135,7 +136,8 @@ class Rebuilds:
                 if record is None or states[name].commit_lsn > record.commit_lsn:
                     continue  # the table has the epoch under way already; the rebuild follows
                 shapes = self._topics.shapes.upto(name, record.commit_lsn)
-                note, limit = self._note(name, states[name], shapes), self._limit(name, record)
+                limit, topic = self._limit(name, record), self._topic(name, record)
+                note = self._note(name, states[name], shapes, topic)
                 if parts and (note is None or note.commit_lsn != limit):
                     parts = False
                     note = note if note and note.commit_lsn < limit else None
@@ -180,7 +182,15 @@ class Rebuilds:
             return record.commit_lsn
         return found.counted_after
 
-    def _note(self, name: str, state: State, shapes: Sequence[Shape]) -> RebuildNote | None:
+    def _topic(self, name: str, record: EpochRecord) -> RebuildTopic:
+        topic, has = self._topics.name(name), self._limit(name, record) != NEVER
+        return RebuildTopic(
+            self._topics.offsets, name, topic, record.offsets.get(topic) if has else {}
+        )
+
+    def _note(
+        self, name: str, state: State, shapes: Sequence[Shape], topic: RebuildTopic
+    ) -> RebuildNote | None:
         """Return how far the branch of a rebuild is, None where it is yet to begin.
 
         With another shape, rows may lack values; another topic has other events at the offsets.
@@ -192,17 +202,14 @@ class Rebuilds:
             found = rebuild_note_from(text) if text else None
             if found is None or found.asked != properties.get(catalog.REBUILD):
                 return None
-        if not shapes or (found.shape, found.topic_id) != (shapes[-1].since, self._topic_id(name)):
+        if not shapes or found.shape != shapes[-1].since:
+            return None
+        if found.topic_id != topic.require_shown(found):
             return None
         if name not in self._notes:
             self._notes[name] = found
             log.info("a rebuild goes on", table=name, commit_lsn=_told(found.commit_lsn))
         return found
-
-    def _topic_id(self, name: str) -> str:
-        topic = self._topics.name(name)
-        self._topics.offsets.refresh(topic)
-        return self._topics.offsets.id(topic)
 
     def _end(self, name: str, states: dict[str, State]) -> None:
         """End a rebuild that is refused: the table stays as it is."""
@@ -213,13 +220,13 @@ class Rebuilds:
         log.error("a rebuild is refused and ends", table=name)
 
     def _begin(
-        self, name: str, state: State, shape: CommitPosition, *, whole: bool = False
+        self, name: str, state: State, shape: CommitPosition, topic_id: str, *, whole: bool = False
     ) -> RebuildNote:
         table = catalog.load_known(self._spark, state.identifier, state.sealed)
         asked = catalog.properties(table).get(catalog.REBUILD)
         if asked is None:
             raise catalog.overtaken(state.identifier)
-        note = RebuildNote(asked, self._topic_id(name), shape, whole=whole)
+        note = RebuildNote(asked, topic_id, shape, whole=whole)
         staging.begin_side(table, note.text())
         log.info("a rebuild begins", table=name, whole=whole)
         staging.warn_emptied(name, state.kept)
@@ -238,23 +245,22 @@ class Rebuilds:
         table = self._open(name, shapes, states)
         done = min([record.commit_lsn, *self._parking.positions().values()])
         self._topics.dead.between(done, record.commit_lsn)
-        topic = self._topics.name(name)
-        shape = shapes[-1].since
+        topic, shape = self._topic(name, record), shapes[-1].since
         if note is None:
-            note = self._begin(name, states[name], shape)
+            note = self._begin(name, states[name], shape, topic.require_shown(None))
         limit = self._limit(name, record)
         if limit == NEVER:  # the table has nothing: the epoch with which it returns reads all
             self._notes[name] = note
             return note
-        last = self._last(name, note, record.offsets.get(topic, {}))
-        part = self._read(topic, note, last, shapes, limit, recent)
+        last = topic.ends(note)
+        part = self._read(topic.name, note, last, shapes, limit, recent)
         try:
             summary = summarize(
                 changes.summary(part.events).collect(), changes.positions(part.events).collect()
-            ).get(topic, TopicSummary(topic))
+            ).get(topic.name, TopicSummary(topic.name))
             if summary.late and not note.settled and note.commit_lsn != NEVER:
                 log.warning("the topic is not in order: the rebuild begins anew", table=name)
-                note = self._begin(name, states[name], shape, whole=True)
+                note = self._begin(name, states[name], shape, topic.id, whole=True)
             else:
                 note = self._write(name, table, note, part, summary, shapes, states)
         finally:
@@ -270,20 +276,6 @@ class Rebuilds:
             read=f"{self._ratios[name]:.1%}",
         )
         return note
-
-    def _last(self, name: str, note: RebuildNote, known: Mapping[int, int]) -> dict[int, int]:
-        """Return where the topic's partitions end.
-
-        Raise OperatorNeeded where Kafka has not all events from the rebuild's place on, nor the
-        offsets that the epochs have read (`known`): the topic was made anew then.
-        """
-        topic = self._topics.name(name)
-        numbers = {topic: self._topics.offsets.all_partitions((topic,))[topic]}
-        first, last = self._topics.offsets.first(numbers), self._topics.offsets.stable(numbers)
-        gone = max((at - note.start(n) for n, at in first[topic].items()), default=1)
-        short = max((at - last[topic].get(n, 0) for n, at in known.items()), default=0)
-        require_first(name, max(gone, short))
-        return last[topic]
 
     def _open(self, name: str, shapes: list[Shape], states: dict[str, State]) -> OpenTable:
         state = states[name]

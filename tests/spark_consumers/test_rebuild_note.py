@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_consumers.epochs.rebuild_topic import missing_partitions
 from spark_consumers.events.shape import CommitPosition, Shape, last_replacement
 from spark_consumers.iceberg.rebuild_note import (
     RebuildNote,
@@ -92,3 +93,14 @@ def test_the_last_other_table_counts() -> None:
     assert last_replacement([FIRST, since(5, 2), since(9, 2)]) == (5, 3)
     assert last_replacement([FIRST, since(5, 2), since(9, 1)]) == (9, 3)
     assert last_replacement([since(0, 0), since(5, 2)]) is None, "an oid that is not known"
+
+
+def test_partitions_that_were_read_must_be_there() -> None:
+    note = RebuildNote("asked", "one", offsets={0: 5, 2: 7})
+    assert missing_partitions((), "", None, None), "nobody tells whether it had events"
+    assert not missing_partitions((0,), "", None, None)
+    assert not missing_partitions((), "", {}, None), "the epochs have read that it has none"
+    assert missing_partitions((0,), "one", {0: 9, 1: 8}, None) == {1: 8}
+    assert missing_partitions((0,), "one", {0: 9, 1: 8}, note) == {1: 8, 2: 7}
+    assert missing_partitions((), "", {2: 9}, note) == {0: 5, 2: 9}, "no broker knows it yet"
+    assert not missing_partitions((0,), "another", {0: 9}, note), "it was made anew"

@@ -3,7 +3,7 @@
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from spark_consumers.epochs import epoch_runner, publication, rebuilds, stage
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.publication import TableCommit
 from spark_consumers.iceberg import catalog, staging
+from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.operations import Operator
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -111,6 +112,12 @@ def record(pipeline: Pipeline) -> EpochRecord:
     found = Ledger(pipeline.kafka.topic_prefix, pipeline.tables).last(pipeline.spark)
     assert found is not None
     return found
+
+
+def delete_topic(pipeline: Pipeline, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=20).topics, what="it is gone")
 
 
 def require_done(pipeline: Pipeline) -> None:
@@ -524,10 +531,7 @@ def test_a_rebuild_begins_anew_with_a_topic_that_was_made_anew(pipeline: Pipelin
     ask(pipeline)
     pipeline.step()
     assert asked(pipeline)
-    admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
-    topic = f"{pipeline.kafka.topic_prefix}.{NAME}"
-    admin.delete_topics([topic])[topic].result(30)
-    eventually(lambda: topic not in admin.list_topics(timeout=20).topics, what="it is gone")
+    delete_topic(pipeline, f"{pipeline.kafka.topic_prefix}.{NAME}")
     pipeline.publisher.announce(ITEMS)
     with pipeline.publisher.transaction() as t:
         for key in range(200):
@@ -605,10 +609,7 @@ def test_a_rebuild_that_kafka_can_not_fill_ends_and_leaves_the_table(
     load(pipeline)
     before = whole(pipeline)
     if gone == "the topic":
-        admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
-        topic = f"{pipeline.kafka.topic_prefix}.{NAME}"
-        admin.delete_topics([topic])[topic].result(30)
-        eventually(lambda: topic not in admin.list_topics(timeout=20).topics, what="it is gone")
+        delete_topic(pipeline, f"{pipeline.kafka.topic_prefix}.{NAME}")
         pipeline.publisher.announce(ITEMS)
     else:
         pipeline.publisher.forget(ITEMS)
@@ -632,6 +633,81 @@ def test_a_rebuild_that_kafka_can_not_fill_ends_and_leaves_the_table(
     pipeline.apply()
     assert len(whole(pipeline)) == len(before) + 1
     require_done(pipeline)
+
+
+@pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
+def test_partitions_that_a_broker_does_not_show_yet_are_asked_for_again(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
+) -> None:
+    """At the beginning of the rebuild, and again before each of its parts."""
+    pipeline = new_pipeline(on_refused_table="park")
+    load(pipeline, 5)
+    before = damage(pipeline)
+    ask(pipeline)
+    topic, original = f"{pipeline.kafka.topic_prefix}.{NAME}", TopicOffsets._describe
+    stale: list[tuple[int, ...]] = []
+
+    def describe(offsets: TopicOffsets, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """The first answer is that of a broker whose metadata lags behind."""
+        found = original(offsets, topics)
+        if topic in found and stale:
+            found[topic] = stale.pop()
+            if not found[topic]:
+                del offsets._ids[topic]
+        return found
+
+    monkeypatch.setattr(TopicOffsets, "_describe", describe)
+    steps = 0
+    with structlog.testing.capture_logs() as told:
+        while pipeline.runner.works_alone:
+            stale[:] = [shown]
+            assert pipeline.step() is None or not asked(pipeline)
+            assert not stale
+            assert not pipeline.runner.parking.tables
+            steps += 1
+    assert steps > 2
+    assert [line["event"] for line in told].count("a rebuild begins") == 1
+    assert whole(pipeline) == before
+    require_done(pipeline)
+
+
+def test_a_rebuild_whose_topic_is_gone_is_refused(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the middle of it: the brokers are asked until the deadline."""
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
+    pipeline = new_pipeline(on_refused_table="park")
+    load(pipeline, 5)
+    before = whole(pipeline)
+    ask(pipeline)
+    pipeline.step()
+    assert catalog.REBUILD_NOTE in properties(pipeline)
+    delete_topic(pipeline, f"{pipeline.kafka.topic_prefix}.{NAME}")
+    report = pipeline.step()
+    assert report
+    assert "no longer has the first events" in report.refused[NAME]
+    assert not asked(pipeline)
+    assert whole(pipeline) == before
+
+
+def test_a_rebuild_of_a_table_without_events_needs_no_topic(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(ITEMS, LOG)
+    tell(pipeline, 1)
+    tell(pipeline, 2)
+    pipeline.apply()
+    tell(pipeline, 3)
+    pipeline.apply()
+    pipeline.restart()
+    delete_topic(pipeline, f"{pipeline.kafka.topic_prefix}.{NAME}")
+    ask(pipeline)
+    finish(pipeline)
+    assert not pipeline.runner.parking.tables
+    assert not asked(pipeline)
+    assert pipeline.rows("items") == []
 
 
 @pytest.mark.parametrize("how", ["rebuild", "drop"])
