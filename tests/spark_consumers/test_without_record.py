@@ -20,6 +20,7 @@ from spark_consumers.kafka.shapes import DeadLetters, Lacking
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, EndEvent, Transactions
 from spark_consumers.operations import Operator
+from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import make_again
@@ -232,9 +233,17 @@ def properties(pipeline: Pipeline, table: SourceTable) -> Mapping[str, str]:
 
 
 def delete_before_end(pipeline: Pipeline, number: int) -> None:
-    """Delete what comes before a transaction's END in its topic, as retention does."""
+    """Delete what comes before a transaction's END in its topic, as retention does.
+
+    Brokers show a transaction a moment after its commit.
+    """
     topic = TransactionTopic(pipeline.kafka, TopicOffsets(pipeline.kafka), lambda _: True)
-    ends = list(topic.ends(topic.between(pipeline.spark, 0, topic.stable()), -1))
+
+    def read() -> list[EndEvent]:
+        found = list(topic.ends(topic.between(pipeline.spark, 0, topic.stable()), -1))
+        return found if len(found) >= number else []
+
+    ends = eventually(read, what=f"the topic shows {number} ENDs")
     delete_before(pipeline, topic.name, ends[number - 1].offset)
 
 
