@@ -282,11 +282,16 @@ def _fields(schema: Any) -> dict[int, str]:
     return {f["id"]: f["name"] for f in json.loads(parser.toJson(schema))["fields"]}
 
 
-def expire(table: Any, *, keep: int, older_than_ms: int) -> None:
-    """Remove snapshots, and the files that only they name: all but tagged ones and the last."""
+def expire(table: Any, *, keep: int, older_than_ms: int, others: Collection[int] = ()) -> None:
+    """Remove snapshots, and the files that only they name: all but tagged ones and the last.
+
+    `others`: younger snapshots that go, too; no tag and no branch may name them.
+    """
     work = table.expireSnapshots()
     work.retainLast(keep)
     work.expireOlderThan(older_than_ms)
+    for snapshot in others:
+        work.expireSnapshotId(snapshot)
     work.commit()
 
 

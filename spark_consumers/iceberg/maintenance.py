@@ -76,7 +76,7 @@ def maintain(
     retention, most = Retention.of(settings), settings.epochs_kept
     commits.forget(table, forgotten(refs, times_ms, recorded, retention, most, now_ms))
     tick()
-    return _cleaned(spark, settings, work, metadata, now_ms, orphans=orphans)
+    return _cleaned(spark, settings, work, now_ms, orphans=orphans)
 
 
 def maintain_without_epochs(
@@ -88,7 +88,7 @@ def maintain_without_epochs(
     """
     table = catalog.load(spark, identifier)
     work, now_ms = _compacted(spark, settings, table, name, identifier), int(time.time() * 1000)
-    return _cleaned(spark, settings, work, catalog.metadata(table), now_ms, orphans=orphans)
+    return _cleaned(spark, settings, work, now_ms, orphans=orphans)
 
 
 class _Compacted(NamedTuple):
@@ -115,7 +115,6 @@ def _cleaned(
     spark: SparkSession,
     settings: TablesSettings,
     work: _Compacted,
-    metadata: Mapping[str, Any],
     now_ms: int,
     *,
     orphans: bool,
@@ -123,8 +122,8 @@ def _cleaned(
     """Expire old snapshots of a table and remove its orphans; return what was done."""
     table, name, identifier, before = work
     # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
-    older_than_ms = expired_before(metadata, now_ms - settings.epochs_kept_all_ms)
-    catalog.expire(table, keep=1, older_than_ms=older_than_ms)
+    found = expired(catalog.metadata(table), now_ms - settings.epochs_kept_all_ms)
+    catalog.expire(table, keep=1, older_than_ms=found.older_than_ms, others=found.others)
     tick()
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()
@@ -164,16 +163,29 @@ def forgotten(
     return [*gone, *holds.expired(refs, now_ms)]
 
 
-def expired_before(metadata: Mapping[str, Any], cutoff_ms: int) -> int:
-    """Return the time before which a table's snapshots go (ms since 1970). Pure.
+class Expiry(NamedTuple):
+    """The snapshots that go: those from before `older_than_ms` (ms since 1970), and `others`."""
 
-    `metadata`: the table's, as Iceberg's specification has it. A reader has had the snapshot that
-    was the table at the cutoff until then, however old it is: it stays.
+    older_than_ms: int
+    others: list[int]
+
+
+def expired(metadata: Mapping[str, Any], cutoff_ms: int) -> Expiry:
+    """Return which snapshots of a table go. Pure.
+
+    `metadata`: the table's, as Iceberg's specification has it. A reader may have had a snapshot for
+    as long as it was the table, however old it is: one that was replaced after the cutoff stays.
+    What never was the table, as a rebuild's that was cancelled, goes if it is from before the
+    cutoff; so do `others`, which references do not name and which are younger than one that stays.
     """
-    times_ms = {s["snapshot-id"]: int(s["timestamp-ms"]) for s in metadata.get("snapshots", ())}
     log = metadata.get("snapshot-log", ())
-    was = [entry["snapshot-id"] for entry in log if int(entry["timestamp-ms"]) <= cutoff_ms]
-    return min(cutoff_ms, times_ms.get(was[-1], cutoff_ms)) if was else cutoff_ms
+    ends_ms = [*(int(entry["timestamp-ms"]) for entry in log[1:]), cutoff_ms + 1]
+    had = {e["snapshot-id"] for e, end_ms in zip(log, ends_ms, strict=False) if end_ms > cutoff_ms}
+    times_ms = {s["snapshot-id"]: int(s["timestamp-ms"]) for s in metadata.get("snapshots", ())}
+    older_than_ms = min([cutoff_ms, *(at for n, at in times_ms.items() if n in had)])
+    stay = had | {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
+    young = [n for n, at in times_ms.items() if older_than_ms <= at < cutoff_ms]
+    return Expiry(older_than_ms, [n for n in young if n not in stay])
 
 
 def _files(spark: SparkSession, identifier: str) -> int:

@@ -108,6 +108,30 @@ def test_it_is_cancelled_in_the_middle_of_a_part_or_of_the_last_epoch(
     assert_as_it_was(pipeline, damaged)
 
 
+def test_maintenance_frees_what_a_cancelled_rebuild_of_a_quiet_table_has_written(
+    new_pipeline: NewPipeline,
+) -> None:
+    """The table has no epoch after it."""
+    pipeline = new_pipeline(epochs_kept_all_ms=1)
+    load(pipeline, 5)
+    before, rows = data_files(pipeline), whole(pipeline)
+    ask(pipeline)
+    for _ in range(2):
+        pipeline.step()
+    assert data_files(pipeline) > before
+    cancel(pipeline)
+    pipeline.runner.look_for_requests()
+    pipeline.runner.maintain()
+    assert data_files(pipeline) <= before
+    assert whole(pipeline) == rows
+
+
+def data_files(pipeline: Pipeline) -> set[str]:
+    """The data files of all snapshots of the table."""
+    frame = pipeline.spark.table(f"{pipeline.identifier('items')}.all_data_files")
+    return {row.file_path for row in frame.collect()}
+
+
 def test_what_is_not_rebuilt_can_not_be_cancelled(pipeline: Pipeline) -> None:
     load(pipeline)
     operator = Operator(pipeline.spark, pipeline.settings)

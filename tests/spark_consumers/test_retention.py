@@ -1,11 +1,15 @@
 """Which epochs stay readable, by their age."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 
 from spark_consumers.epochs.ledger import Entry, EpochRecord, Place, staying
 from spark_consumers.iceberg.catalog import own_tags_of, tag_name
-from spark_consumers.iceberg.maintenance import NOTHING, Recorded, forgotten
+from spark_consumers.iceberg.maintenance import NOTHING, Recorded, expired, forgotten
 from spark_consumers.iceberg.retention import HOUR_MS, MINUTE_MS, Retention, kept
 
 DAY_MS = 24 * HOUR_MS
@@ -157,3 +161,56 @@ def test_tags_that_only_look_like_ours_are_left_alone() -> None:
     refs = {"slottables_holds_until_friday": 1, "lsn_of_the_audit": 2, "lsn_2026": 3}
     assert own_tags_of(refs) == []
     assert forgotten(refs, dict.fromkeys(range(4), 0), NOTHING, DEFAULT, 300, START_MS) == []
+
+
+def metadata(
+    made: Mapping[int, int], log: list[tuple[int, int]], *others: int
+) -> dict[str, list[dict[str, int]] | dict[str, dict[str, int]]]:
+    """A table's, of the snapshots `made` (snapshot -> when), which were the table as `log` tells.
+
+    `log`: (when, snapshot). `others`: the snapshots of other references.
+    """
+    main = {"main": {"snapshot-id": log[-1][1]}} if log else {}
+    return {
+        "snapshots": [{"snapshot-id": n, "timestamp-ms": at} for n, at in made.items()],
+        "snapshot-log": [{"snapshot-id": n, "timestamp-ms": at} for at, n in log],
+        "refs": main | {f"r{n}": {"snapshot-id": n} for n in others},
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "gone"),
+    [
+        pytest.param(metadata({}, []), set(), id="nothing yet"),
+        pytest.param(metadata({1: 5}, [(5, 1)]), set(), id="it is the table"),
+        pytest.param(metadata({1: 5, 2: 10}, [(5, 1), (10, 2)]), {1}, id="replaced at the cutoff"),
+        pytest.param(metadata({1: 5, 2: 11}, [(5, 1), (11, 2)]), set(), id="replaced later"),
+        pytest.param(
+            metadata({1: 5, 2: 6, 3: 7}, [(5, 1), (6, 2), (7, 3)], 2), {1}, id="replaced before"
+        ),
+        pytest.param(
+            metadata({1: 2, 2: 3, 3: 20}, [(2, 1), (4, 2), (20, 3)]), {1}, id="replaced since"
+        ),
+        pytest.param(metadata({1: 2, 2: 5, 3: 6}, [(2, 1)]), {2, 3}, id="never the table"),
+        pytest.param(metadata({1: 2, 2: 5, 3: 11}, [(2, 1)]), {2}, id="never the table, young"),
+        pytest.param(metadata({1: 2, 2: 5, 3: 6}, [(2, 1)], 3), {2}, id="a branch"),
+        pytest.param(
+            metadata({1: 2, 2: 5, 3: 6}, [(2, 1), (20, 3)]), {2}, id="a rebuild is the table"
+        ),
+        pytest.param(
+            metadata({1: 2, 2: 5, 3: 6}, [(2, 1), (5, 2), (15, 1), (20, 3)]),
+            set(),
+            id="rolled back since",
+        ),
+    ],
+)
+def test_what_was_not_the_table_since_the_cutoff_expires(
+    found: Mapping[str, Any], gone: set[int]
+) -> None:
+    """The snapshots older than 10 that are nobody's; Iceberg keeps those of references."""
+    expiry = expired(found, 10)
+    named = {ref["snapshot-id"] for ref in found["refs"].values()}
+    snapshots = {s["snapshot-id"]: s["timestamp-ms"] for s in found["snapshots"]}
+    old = {n for n, at in snapshots.items() if at < expiry.older_than_ms}
+    assert not named & set(expiry.others), "Iceberg refuses those"
+    assert (old - named) | set(expiry.others) == gone
