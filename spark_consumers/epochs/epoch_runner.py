@@ -28,11 +28,11 @@ from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs import event_count, incomplete_tables, quiet
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
-from spark_consumers.epochs.last_epoch import last_epoch, require_record, with_epoch
+from spark_consumers.epochs.last_epoch import last_epoch, require_known, with_epoch
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.next_record import next_record
 from spark_consumers.epochs.parking import Parking
-from spark_consumers.epochs.publication import TableCommit, publish
+from spark_consumers.epochs.publication import TableCommit, commits_of, publish
 from spark_consumers.epochs.rebuilds import Rebuilds, Topics
 from spark_consumers.epochs.report import EpochReport, table_report
 from spark_consumers.epochs.small_topics import SmallTopics
@@ -180,8 +180,8 @@ class EpochRunner:
     def require_redone(self) -> None:
         """Raise OperatorNeeded where an epoch was begun whose transactions did not come."""
         if self._redo_lsn is not None:
-            require_record(self.topic.name, self._redo_lsn, recorded=not self._unrecorded)
-            self._redo_lsn = None
+            judged = not (self._unrecorded and self._log.begins_after(self._redo_lsn))
+            require_known(self.topic.name, self._redo_lsn, judged=judged)
 
     def step(self) -> EpochReport | None:
         """Apply the next epoch; return None while there is no transaction for one.
@@ -264,7 +264,8 @@ class EpochRunner:
             if cut is not None:
                 return cut
             self.require_redone()
-            waiting = self._log.waiting()[1]
+            self._redo_lsn, numbers = None, [state.sealed[0] for state in self._states.values()]
+            self._record = dataclasses.replace(record, epoch=max(numbers))  # sums may have it
         rest = None if waiting else self._quiet()
         if waiting or rest is not None:
             self._read_small_topics()
@@ -274,9 +275,9 @@ class EpochRunner:
         return self._log.cut(self._settings.offsets_per_trigger_max, *limits)
 
     def _quiet(self) -> Cut | None:
-        """Return the transactions that bring the tables nothing, if it is time to record them."""
-        before_ms, now_ms = self._record.commit_ts_ms, int(time.time() * 1000)
-        due = not self._unrecorded and quiet.is_due(before_ms, self._recorded_ms, now_ms)
+        """Return transactions that bring the tables nothing, once they are to be an epoch."""
+        at_ms, now_ms = self._record.commit_ts_ms, int(time.time() * 1000)
+        due = self.goes_on if self._unrecorded else quiet.is_due(at_ms, self._recorded_ms, now_ms)
         return self._log.rest() if due else None
 
     def _read_small_topics(self) -> None:
@@ -364,7 +365,7 @@ class EpochRunner:
             record = next_record(self._spark, done, cut, *given)
             prepare = partial(self._ledger.prepare, self._spark, record)
             entered = prepare()
-            tables = [TableCommit(a.state.identifier, a.transaction) for a in adopted.values()]
+            tables = commits_of(adopted.values())
             last = TableCommit(self._ledger.identifier, entered.transaction)
             if publish(self._spark, tables, last, prepare):
                 break

@@ -36,21 +36,23 @@ def with_epoch(states: Mapping[str, State], record: EpochRecord | None) -> dict[
     return found
 
 
-def require_record(topic: str, commit_lsn: int, *, recorded: bool) -> None:
+def require_known(topic: str, commit_lsn: int, *, judged: bool) -> None:
     """Raise OperatorNeeded for an unfinished epoch whose transactions Kafka does not have.
 
-    Without a record of epochs (not `recorded`) nobody knows whether there is one: the last epoch
-    may have brought some tables nothing. The log says so, and all tables are read again with the
-    transactions that come next.
+    Without a record of epochs nobody knows whether there is one: the last epoch may have brought
+    some tables nothing. If Kafka has no transaction up to there, either (not `judged`), the log
+    says so, and the next transactions are an epoch for which all tables are read again.
     """
-    if recorded:
+    if judged:
         raise OperatorNeeded(
             "Kafka lacks transactions that a table has already taken",
             operation="go on with an epoch",
             subject=topic,
             lsn=commit_lsn,
-            hint="the topics were made anew or their retention was too short: drop the table "
-            "`_epochs` and start, then audit the tables (docs/TABLES.md)",
+            hint="their retention was too short: drop the table `_epochs`, start, and audit the "
+            "tables (docs/TABLES.md). If it is dropped already, the topics were made anew or have "
+            "lost their last records: restore them, or fill new tables under another "
+            "tables.namespace",
         )
     log.warning(
         "not judged: whether the last epoch is in all tables, as Kafka does not have its "

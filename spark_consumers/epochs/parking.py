@@ -84,7 +84,8 @@ class Parking:
                 self.tables[name] = known._replace(parked=state.parked)
         for name, state in self._states.items():
             if state.parked is not None and name not in self.tables:
-                events = 0 if state.commit_lsn == record.commit_lsn else None
+                counted = state.commit_lsn == record.commit_lsn and not _from_tables(record)
+                events = 0 if counted else None
                 place = record.tables.get(name)
                 self.tables[name] = ParkedTable(state.parked, place, events, state.commit_lsn)
         for name, found in self.tables.items():
@@ -264,8 +265,8 @@ class Parking:
         place = before.place if before else None
         if place is None and state is not None and self._record is not None:
             place = self._record.tables.get(name)
-        events = before.events if before else 0
         done = NEVER if self._record is None else self._record.commit_lsn
+        events = before.events if before else self._counted(has[1], done)
         after = before.counted_after if before else max(done, has[1])
         identifier = state.identifier if state else self._tables.identifier(*schema_and_table(name))
         if self._spark.catalog.tableExists(identifier):
@@ -285,6 +286,14 @@ class Parking:
             **self.tables[name].parked.described(),
         )
 
+    def _counted(self, commit_lsn: int, done: int) -> int | None:
+        """Return how many events were counted that a table lacks, None if nobody knows that.
+
+        The table is parked only now, at `commit_lsn`; `done` is the group's.
+        """
+        anew = self._record is None or _from_tables(self._record)
+        return None if commit_lsn != NEVER and (commit_lsn < done or anew) else 0
+
     def _note(self, identifier: str, state: State | None, note: Parked | None) -> None:
         """Write a note into a table, or remove it. Raise Retryable (LOCKED) if another was there.
 
@@ -301,6 +310,11 @@ class Parking:
                 catalog.set_property(transaction, catalog.PARKED, note.text())
 
         commits.change(self._spark, identifier, known, make)
+
+
+def _from_tables(record: EpochRecord) -> bool:
+    """Tell whether the tables alone tell this epoch, as there is no record of epochs."""
+    return record.transaction_offset is None
 
 
 def require_none_parked(tables: Mapping[str, ParkedTable]) -> None:

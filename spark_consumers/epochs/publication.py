@@ -27,6 +27,7 @@ from spark_consumers.epochs.ledger import Entered
 from spark_consumers.epochs.threads import at_once
 from spark_consumers.failures import text_of
 from spark_consumers.iceberg.commits import compare_and_set
+from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.java import java_class
 from spark_consumers.session import CATALOG
 
@@ -57,6 +58,15 @@ class TableCommit(NamedTuple):
         """The namespace and the name of the table."""
         space, name = (part.replace("``", "`") for part in _NAME.findall(self.identifier))
         return space, name
+
+
+def commits_of(adopted: Iterable[Adopted]) -> list[TableCommit]:
+    """Return the commits of tables that an epoch is still to make."""
+    return [
+        TableCommit(each.state.identifier, each.transaction)
+        for each in adopted
+        if each.transaction is not None
+    ]
 
 
 def publish(

@@ -276,7 +276,7 @@ class Stream:
 
     def _watch(self, query: StreamingQuery, until_idle_s: float | None) -> None:
         """Wait for the end of the query, or for a reason to end it."""
-        idle_since = time.monotonic()
+        idle_since, judged = time.monotonic(), False
         while query.isActive and not self._stop.wait(_POLL_S):
             self._look_around()
             if not self._working.acquire(blocking=False):
@@ -290,10 +290,11 @@ class Stream:
             if until_idle_s is None and not self._runner.redoes:
                 continue
             if works or self._runner.topic.stable() > self._read_to:
-                idle_since = time.monotonic()
+                idle_since, judged = time.monotonic(), False
             idle_s = time.monotonic() - idle_since
-            if idle_s >= _REDO_DEADLINE_S:
+            if idle_s >= _REDO_DEADLINE_S and not judged:
                 self._runner.require_redone()
+                judged = True
             if until_idle_s is not None and idle_s >= until_idle_s:
                 break
 

@@ -146,17 +146,21 @@ class Staging:
     ) -> "Adopted":
         """Prepare the commit that makes the branch the table, and sets and removes properties.
 
-        It also tags the last snapshot, and drops columns (`drops`). Raise Retryable (LOCKED) where
-        somebody else has changed the table since `begin`.
+        It also tags the last snapshot, and drops columns (`drops`). Nothing is to be committed if
+        that is done already, while the commit of another table was refused. Raise Retryable
+        (LOCKED) where somebody else has changed the table since `begin`.
         """
         table = catalog.load(self._spark, base.identifier)
         transaction = table.newTransaction()  # loads the table anew: what follows sees that one
-        head = catalog.ref_snapshot(table, self._branch)
+        head, found = catalog.ref_snapshot(table, self._branch), catalog.properties(table)
+        if head is None and self._adopted(base, table, found, values):
+            large = is_large(catalog.summary(table))
+            state = state_of(base.identifier, table, found, large=large)
+            return Adopted(state, base.head, None)
         if catalog.snapshot_id(table) != base.snapshot or head != base.head:
             raise catalog.overtaken(base.identifier)
         if base.side is not None and catalog.ref_snapshot(table, REBUILT) != base.side:
             raise catalog.overtaken(base.identifier)
-        found = catalog.properties(table)
         refs = catalog.ref_names(table)
         number = base.snapshot if head is None else head
         snapshot = None if number is None else table.snapshot(number)
@@ -184,6 +188,14 @@ class Staging:
         properties = {n: v for n, v in (found | values).items() if n not in unset}
         state = state_of(base.identifier, transaction.table(), properties, large=large)
         return Adopted(state, number, transaction)
+
+    @staticmethod
+    def _adopted(
+        base: Base, table: Any, found: Mapping[str, str], values: Mapping[str, str]
+    ) -> bool:
+        """Tell whether the table has what was written to the branch, with the epoch's number."""
+        written = base.head is not None and catalog.snapshot_id(table) == base.head
+        return written and found.get(catalog.EPOCH) == values[catalog.EPOCH]
 
     def extend(self, base: Base, values: Mapping[str, str]) -> None:
         """Make the branch the rebuild's, and set properties that tell of it, in one commit.
@@ -246,7 +258,10 @@ def end_side(spark: SparkSession, identifier: str, known: tuple[int, int] | None
 
 
 class Adopted(NamedTuple):
-    """The state and the snapshot of a table that has an epoch once its transaction is committed."""
+    """The state and the snapshot of a table that has an epoch once its transaction is committed.
+
+    `transaction`: None where it is committed already.
+    """
 
     state: State
     snapshot: int | None

@@ -153,6 +153,10 @@ class Transactions:
         """Tell whether a transaction at or after `commit_lsn` was read."""
         return any(end.commit_lsn >= commit_lsn for end in self._ends)
 
+    def begins_after(self, commit_lsn: int) -> bool:
+        """Tell whether no transaction up to `commit_lsn` was read."""
+        return all(end.commit_lsn > commit_lsn for end in self._ends)
+
     def done(self, cut: Cut) -> None:
         """Forget the transactions up to `cut`."""
         self._ends = [end for end in self._ends if end.commit_lsn > cut.commit_lsn]
