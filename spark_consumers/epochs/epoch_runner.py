@@ -28,7 +28,7 @@ from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs import event_count, incomplete_tables, quiet
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
-from spark_consumers.epochs.last_epoch import last_epoch, require_known, with_epoch
+from spark_consumers.epochs.last_epoch import last_epoch, require_transactions, with_epoch
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.next_record import next_record
 from spark_consumers.epochs.parking import Parking
@@ -181,7 +181,7 @@ class EpochRunner:
         """Raise OperatorNeeded where an epoch was begun whose transactions did not come."""
         if self._redo_lsn is not None:
             judged = not (self._unrecorded and self._log.begins_after(self._redo_lsn))
-            require_known(self.topic.name, self._redo_lsn, judged=judged)
+            require_transactions(self.topic.name, self._redo_lsn, judged=judged)
 
     def step(self) -> EpochReport | None:
         """Apply the next epoch; return None while there is no transaction for one.

@@ -36,7 +36,7 @@ def with_epoch(states: Mapping[str, State], record: EpochRecord | None) -> dict[
     return found
 
 
-def require_known(topic: str, commit_lsn: int, *, judged: bool) -> None:
+def require_transactions(topic: str, commit_lsn: int, *, judged: bool) -> None:
     """Raise OperatorNeeded for an unfinished epoch whose transactions Kafka does not have.
 
     Without a record of epochs nobody knows whether there is one: the last epoch may have brought

@@ -157,17 +157,18 @@ class Ledger:
                 f" TBLPROPERTIES ({pairs(_PROPERTIES | FEW_METADATA_FILES)})"
             )
         table = catalog.load(spark, self.identifier)
-        if not _PROPERTIES.items() <= catalog.properties(table).items():  # of an earlier version
-            catalog.set_properties(table, _PROPERTIES)
         transaction = table.newTransaction()  # loads the table anew: what follows sees that one
         last = _record(catalog.summary(table))
         if last is not None and last.epoch >= record.epoch:
             raise catalog.overtaken(self.identifier)
+        found = catalog.properties(table)
+        if not _PROPERTIES.items() <= found.items():  # made by an earlier version
+            catalog.set_properties(transaction, _PROPERTIES)
         append = transaction.newFastAppend()
         for name, value in _values(record).items():
             append.set(f"slotbridge.{name}", value)
         append.commit()
-        return Entered(transaction, catalog.properties(table).get(ASKED, ""))
+        return Entered(transaction, found.get(ASKED, ""))
 
     def thin_at_times(self, spark: SparkSession, epoch: int) -> None:
         """Thin the record once in 64 epochs."""

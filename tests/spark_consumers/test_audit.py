@@ -72,8 +72,8 @@ def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
         raise failure
 
 
-def load(conninfo: str) -> Callable[[threading.Event], None]:
-    """Update, insert and delete all the time, each step a transaction."""
+def load(conninfo: str, statements: str) -> Callable[[threading.Event], None]:
+    """Run statements, in which {step} is a number, all the time, each step in a transaction."""
 
     def work(stop: threading.Event) -> None:
         with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -81,7 +81,7 @@ def load(conninfo: str) -> Callable[[threading.Event], None]:
             while not stop.wait(0.01):
                 step += 1
                 with connection.transaction():
-                    connection.execute(LOAD.format(step=step).encode())
+                    connection.execute(statements.format(step=step).encode())
 
     return work
 
@@ -175,7 +175,7 @@ EQUAL = {
 @pytest.mark.timeout(1500)
 def test_audits_under_load_and_planted_differences(live: tuple[Pipeline, str]) -> None:
     pipeline, conninfo = live
-    with beside(writer(pipeline)), beside(load(conninfo)):
+    with beside(writer(pipeline)), beside(load(conninfo, LOAD)):
         found = audit(pipeline)
         assert {one.table: one.verdict for one in found} == EQUAL, told(found)
         assert exit_code(found, named=False) == ExitCode.OK

@@ -16,6 +16,7 @@ from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import make_again
 from tests.spark_consumers.test_without_record import (
     TABLES,
+    bring_second_alone,
     delete_before,
     delete_before_end,
     every,
@@ -104,12 +105,7 @@ def test_what_nobody_has_counted_of_a_table_that_is_parked_is_not_judged(
 def test_transactions_that_end_before_a_table_are_refused(new_pipeline: NewPipeline) -> None:
     """The topic has lost its last records: a cut before the table's LSN would repeat events."""
     pipeline = new_pipeline()
-    pipeline.publisher.announce(*TABLES)
-    every(pipeline, 1)
-    pipeline.apply()
-    with pipeline.publisher.transaction() as t:
-        t.insert(TABLES[1], {"id": 2})
-    pipeline.apply()
+    bring_second_alone(pipeline)
     last_lsn = pipeline.publisher.commit_lsn
     without_epochs(pipeline)
     make_again(pipeline, transaction_topic(pipeline.kafka.topic_prefix))

@@ -25,7 +25,7 @@ from tests.bridge.running import Bridge
 from tests.providers.interface import Provider
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
-from tests.spark_consumers.test_audit import beside, told, writer
+from tests.spark_consumers.test_audit import beside, load, told, writer
 
 ITEMS = SourceTable("items", {"id": ("int4", -1), "note": ("text", -1)})
 PLAIN = SourceTable("plain", {"note": ("text", -1), "n": ("int4", -1)}, key=())
@@ -132,20 +132,6 @@ def doubled(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([rows, rows.filter(pc.equal(rows["id"], 12))])
 
 
-def load(conninfo: str) -> Callable[[threading.Event], None]:
-    """Update, delete and insert rows all the time, each step a transaction."""
-
-    def work(stop: threading.Event) -> None:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            step = 0
-            while not stop.wait(0.01):
-                step += 1
-                with connection.transaction():
-                    connection.execute(LOAD.format(step=step).encode())
-
-    return work
-
-
 def audit(pipeline: Pipeline) -> list[TableAudit]:
     """One round, beside `run`."""
     with beside(writer(pipeline)):
@@ -156,7 +142,7 @@ def test_each_plant_is_named_within_a_round(
     followed: tuple[Pipeline, str, Bridge], topic_prefix: str
 ) -> None:
     pipeline, conninfo, bridge = followed
-    with beside(load(conninfo)):
+    with beside(load(conninfo, LOAD)):
         found = audit(pipeline)
     assert exit_code(found, named=False) == ExitCode.OK, told(found)
     bridge.caught_up()

@@ -34,6 +34,16 @@ def every(pipeline: Pipeline, number: int) -> None:
             t.insert(table, {"id": number})
 
 
+def bring_second_alone(pipeline: Pipeline) -> None:
+    """An epoch that brings rows to every table, and one for a single table."""
+    pipeline.publisher.announce(*TABLES)
+    every(pipeline, 1)
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(TABLES[1], {"id": 2})
+    pipeline.apply()
+
+
 def put_back(pipeline: Pipeline, name: str, epochs: int) -> None:
     """Make a table what it was some epochs ago, as one of a restored catalog is."""
     table = catalog.load(pipeline.spark, pipeline.identifier(name))
@@ -168,12 +178,7 @@ def test_the_way_on_leads_on_where_a_table_was_quiet_or_its_topic_has_lost_its_b
 ) -> None:
     """Retention removes the records of the tables as it removes those of their transactions."""
     pipeline = new_pipeline(on_refused_table="park")
-    pipeline.publisher.announce(*TABLES)
-    every(pipeline, 1)
-    pipeline.apply()
-    with pipeline.publisher.transaction() as t:
-        t.insert(TABLES[1], {"id": 2})
-    pipeline.apply()
+    bring_second_alone(pipeline)
     every(pipeline, 3)
     if forgotten:
         pipeline.publisher.forget(TABLES[0])
@@ -193,12 +198,7 @@ def test_without_a_record_and_transactions_nothing_is_done_until_the_next_one(
     new_pipeline: NewPipeline,
 ) -> None:
     pipeline = new_pipeline()
-    pipeline.publisher.announce(*TABLES)
-    every(pipeline, 1)
-    pipeline.apply()
-    with pipeline.publisher.transaction() as t:
-        t.insert(TABLES[1], {"id": 2})
-    pipeline.apply()
+    bring_second_alone(pipeline)
     delete_before(pipeline, transaction_topic(pipeline.kafka.topic_prefix), -1)
     without_epochs(pipeline)
     with structlog.testing.capture_logs() as told:
