@@ -159,9 +159,10 @@ def test_its_sql_sessions_may_be_ended_at_any_moment(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     """As a fence ends them. Changes flow on, and no chunk is read twice."""
-    conninfo, rows = pair.primary.conninfo(fresh_database), 9_000
+    conninfo, rows = pair.primary.conninfo(fresh_database), 3_000
     fill(conninfo, rows)
-    bridge = new_bridge(conninfo, snapshot={**INITIAL, "chunk_rows_max": 40})
+    slow = {"chunk_rows_max": 40, "rows_per_second_max": 400}
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, **slow})
     ended = (
         "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name = %s"

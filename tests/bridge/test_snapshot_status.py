@@ -14,7 +14,7 @@ from services.bridge.failpoints import VARIABLE
 from services.bridge.snapshot.progress import Known
 from services.bridge.snapshot_bars import Bars
 from tests.bridge.conftest import NewBridge
-from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all
+from tests.bridge.snapshots import INITIAL, await_chunks, done, fill, hasten
 from tests.bridge.test_snapshot_core import progress, shape
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -117,7 +117,8 @@ def test_status_is_shown_while_rows_are_read_and_after(
     fill(conninfo, 2_000)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("ANALYZE t")
-    bridge = new_bridge(conninfo, snapshot={**INITIAL, "chunk_rows_max": 20})
+    slow = {"chunk_rows_max": 20, "rows_per_second_max": 100}  # a busy machine looks late
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, **slow})
     bridge.start().streaming()
     await_chunks(bridge, 5)
     assert bridge.stop() == 0, bridge.output  # a kill may leave a transaction that hides the topic
@@ -128,7 +129,8 @@ def test_status_is_shown_while_rows_are_read_and_after(
     assert table["rows"] < 2_000 <= table["rows_estimate"]  # the server counts late
     assert table["bytes"] > 100 * table["rows"] and table["rows_per_second"] > 0
     assert table["seconds_left"] > 0 and table["state"] == "being read"
-    read_all(bridge)
+    hasten(bridge)
+    done(bridge)
     assert bridge.stop() == 0, bridge.output
     watched = CliRunner().invoke(app, [*options, "--watch"])
     assert watched.exit_code == 0, watched.output
