@@ -115,7 +115,7 @@ def drill_settings(folder: Path, trio: Trio, bed: Bed, bridge: Bridge) -> Path:
         "subscribers": {"sub": trio.subscriber.conninfo(trio.dbname)},
         "machines": machines(trio, bed),
         "synchronous_standbys": 1,
-        "connect_timeout_s": 2,
+        "connect_timeout_s": 10,
         "journal": str(folder / "journal"),
     }
     path = folder / "drill.yaml"

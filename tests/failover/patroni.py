@@ -107,7 +107,7 @@ class PatroniPair:
                 *(Path(sys.executable).parent / "etcd", "--data-dir", self._folder / "etcd"),
                 *("--listen-client-urls", client, "--advertise-client-urls", client),
                 *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-                *("--initial-cluster", f"default={peer}"),
+                *("--initial-cluster", f"default={peer}", "--unsafe-no-fsync"),
             ],
         )
         for member in self.members.values():

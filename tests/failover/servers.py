@@ -60,7 +60,7 @@ def configuration(folder: Path, trio: Trio, *, as_roles: bool = AS_ROLES, **chan
         "nodes": {"a": trio.primary.conninfo(), "b": trio.standby.conninfo()},
         "subscribers": {"sub": trio.subscriber.conninfo(trio.dbname)},
         "connect_timeout_s": 10,
-        "step_deadline_ms": 20_000,
+        "step_deadline_ms": 60_000,
         "journal": str(folder / "journal"),
         **changes,
     }

@@ -93,7 +93,7 @@ def test_a_repoint_sends_the_bridge_to_the_new_primary_and_sees_its_marker_in_ka
         tell(trio.standby, unlisted, "SELECT pg_reload_conf()")
         trio.primary.kill()
         tell(trio.standby, "SELECT pg_promote()")
-        wrong = repoint(tmp_path, trio, bridge, url, "not-" + TOKEN)
+        wrong = repoint(tmp_path, trio, bridge, url, "not-" + TOKEN, step_deadline_ms=10_000)
         assert wrong.code == 1, wrong.err
         assert "the bridge refuses (401): the token is wrong" in wrong.out
         ran = repoint(tmp_path, trio, bridge, url, TOKEN)

@@ -72,7 +72,7 @@ def test_heartbeats_go_on_once_a_fence_is_taken_back(
     trio: Trio, bridge: Bridge, local_bed: Bed, tmp_path: Path
 ) -> None:
     config = configuration(
-        tmp_path, trio, machines=machines(trio, local_bed), step_deadline_ms=10_000
+        tmp_path, trio, machines=machines(trio, local_bed), step_deadline_ms=15_000
     )
     origin = ORIGIN.format(bridge.slot)
     with connect(trio.subscriber, trio.dbname) as locker, locker.transaction():

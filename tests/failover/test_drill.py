@@ -1,5 +1,6 @@
 """Switchovers back and forth under pgbench, with a bridge and a subscriber: nothing is lost."""
 
+from functools import partial
 from pathlib import Path
 
 from services.testbed.bed import Bed
@@ -8,9 +9,10 @@ from tests.failover.conftest import NewTrio
 from tests.failover.drill import Load, both, compare, drill_settings, prepare, script, switch_over
 from tests.failover.servers import slotfailover
 from tests.providers.interface import Broker
+from tests.providers.waiting import eventually
 
 ROUNDS = 2
-GAP_MAX_S = 45.0
+GAP_MAX_S = 120.0
 """Beside other tests. The promise is 3 s on a machine that does nothing else; docs/FAILOVER.md has
 the figures."""
 
@@ -23,14 +25,14 @@ def test_switchovers_under_load_lose_nothing_and_repeat_nothing(
     try:
         prepare(trio, bridge)
         config = drill_settings(tmp_path, trio, local_bed, bridge)
+        check = partial(slotfailover, "check", "--config", config)
         with Load(trio, script(local_bed.folder)).running() as load:
             for number in range(ROUNDS):
                 done = switch_over(config, load, "ba"[number % 2])
                 assert done.ran.code == 0, done.ran.err
                 assert done.gap_s < GAP_MAX_S
                 assert f"wait for the bridge at {done.ran.json['new_primary']}" in done.ran.err
-                ready = slotfailover("check", "--config", config)
-                assert ready.code == 0, ready.out
+                eventually(lambda: check().code == 0, what="all is ready", interval_s=0.2)
         copies = compare(trio, trio.primary, bridge, load)
         assert copies["transactions"] > 100
         lost = {name: number for name, number in copies.items() if "lost" in name or "dup" in name}

@@ -112,7 +112,7 @@ def test_no_subscriber_keeps_a_failover_from_its_promotion(
     trio.primary.kill()
     with connect(trio.subscriber, trio.dbname) as locker, locker.transaction():
         locker.execute("ALTER SUBSCRIPTION s2 SET (streaming = on)")
-        hasty = configuration(tmp_path, trio, step_deadline_ms=5000)
+        hasty = configuration(tmp_path, trio, step_deadline_ms=8000)
         all_or_none = slotfailover(
             "failover", "--config", hasty, "--yes", "--require-subscribers", "--json"
         )

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -398,7 +399,8 @@ def test_a_standby_that_lags_is_seen_and_not_promoted(new_pair: NewPair, tmp_pat
     trio = new_pair(synchronous=False)
     subscribe(trio, "s1")
     config = configuration(tmp_path, trio, lag_bytes_max_on_failover=1000)
-    assert slotfailover("check", "--config", config).code == 0
+    sound = partial(slotfailover, "check", "--config", config)
+    eventually(lambda: sound().code == 0, what="b lags by less", interval_s=0.2)
     assert isinstance(trio.primary, PostgresServer)
     conninfo = ask(trio.standby, "SHOW primary_conninfo")
     tell(trio.standby, "ALTER SYSTEM SET primary_conninfo = 'port=1'", "SELECT pg_reload_conf()")

@@ -47,7 +47,7 @@ def test_a_frozen_primary_is_not_replaced(
 ) -> None:
     trio = local_trio()
     subscribe(trio, "s1")
-    config = configuration(tmp_path, trio, connect_timeout_s=2)
+    config = configuration(tmp_path, trio, connect_timeout_s=4)
     with connect(trio.primary, trio.dbname) as session:
         with frozen(trio.primary, wholly=wholly):  # type: ignore[arg-type]
             for options in ((), (ON_WORD,)):
@@ -275,7 +275,7 @@ def test_bytes_are_named_also_where_the_standby_seems_to_stream(
     tell(trio.primary, "CREATE TABLE t (id int PRIMARY KEY, note text)", dbname=trio.dbname)
     names = "ALTER SYSTEM SET synchronous_standby_names = ''"
     tell(trio.primary, names, "SELECT pg_reload_conf()")
-    config = configuration(tmp_path, trio, step_deadline_ms=5_000)
+    config = configuration(tmp_path, trio, step_deadline_ms=8_000)
     receiver = psutil.Process(ask(trio.standby, "SELECT pid FROM pg_stat_wal_receiver"))
     receiver.suspend()
     try:
@@ -304,7 +304,7 @@ def test_a_fence_command_that_returns_0_ends_a_frozen_primary(
     given = machines(trio, local_bed)
     given["a"]["fence"] = f"{shlex.quote(sys.executable)} -c {shlex.quote(kill)}"
     given["a"]["os_user"] = ""
-    config = configuration(tmp_path, trio, machines=given, connect_timeout_s=2)
+    config = configuration(tmp_path, trio, machines=given, connect_timeout_s=4)
     with frozen(trio.primary, wholly=True):  # type: ignore[arg-type]
         ran = slotfailover("failover", "--config", config, "--yes", "--fence")
     eventually(lambda: not trio.primary.running, what="a child of ours is reaped")

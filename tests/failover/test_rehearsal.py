@@ -63,10 +63,10 @@ def test_a_drill_shows_which_slots_are_usable_and_leaves_production_as_it_was(
     assert production(trio) == before
 
     make_slot(trio.primary, trio.dbname, "idle")
-    config = configured(tmp_path, trio, local_bed, slots_deadline_ms=12_000)
+    config = configured(tmp_path, trio, local_bed, slots_deadline_ms=20_000)
     ran = slotfailover("drill", "--config", config)
     assert ran.code == 1, ran.err
-    assert "NOT USABLE idle: not synchronized within 12 s" in ran.out
+    assert "NOT USABLE idle: not synchronized within 20 s" in ran.out
     assert "usable     s1" in ran.out
     config = configured(tmp_path, trio, local_bed)
     watch_tells_of_the_last_one(tmp_path, trio, local_bed)
@@ -92,7 +92,7 @@ def watch_tells_of_the_last_one(where: Path, trio: Trio, bed: Bed) -> None:
     try:
         watching.await_rounds(1)
         age_s = watching.metric("slotfailover_last_drill_age_seconds")
-        assert 0 <= age_s < 120
+        assert 0 <= age_s < 900
         assert watching.metric("slotfailover_last_drill_success") == 0
         assert "idle: not synchronized" in watching.status["last_drill"]["outcome"]
         eventually(

@@ -129,7 +129,7 @@ def test_a_copy_is_swapped_in_at_its_end_and_an_interrupted_one_ends_with_us(old
             )
             child = int(pid_file.read_text())
             running.send_signal(signal.SIGTERM)
-            _, err = running.communicate(timeout=30)
+            _, err = running.communicate(timeout=120)
         finally:
             running.kill()
     assert running.returncode not in (0, 70), err
@@ -183,10 +183,10 @@ def test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work(
     services.chmod(0o644)
     monkeypatch.setenv("PGSERVICEFILE", str(services))
     real = old.a.programs / "pg_rewind"
-    slow = old.programs(pg_rewind=f'case "$*" in *-n*) ;; *) sleep 4;; esac; exec {real} "$@"')
+    slow = old.programs(pg_rewind=f'case "$*" in *-n*) ;; *) sleep 9;; esac; exec {real} "$@"')
     nodes = {"a": "service=svc_a", "b": "service=svc_b"}
     inode = old.a.data.stat().st_ino
-    ran = old.rejoin("--yes", nodes=nodes, machines=slow, step_deadline_ms=3_000)
+    ran = old.rejoin("--yes", nodes=nodes, machines=slow, step_deadline_ms=8_000)
     assert ran.code == 0, ran.err
     assert old.a.data.stat().st_ino == inode
 

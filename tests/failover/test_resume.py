@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ def test_killed_inside_the_fence_writes_stay_fenced_until_resumed_or_taken_back(
     command = ("switchover", "--config", str(config), "--yes", "--to", "b")
     with connect(trio.primary) as session:
         assert slotfailover_process(*command, before=DIES_IN_THE_FENCE).code == -9
-        assert session.execute("SHOW default_transaction_read_only").fetchone() == ("on",)
+        told = partial(session.execute, "SHOW default_transaction_read_only")
+        eventually(lambda: told().fetchone() == ("on",), what="the session is told")
     assert "fence" in slotfailover("resume", "--config", config, "--dry-run").out
     back = slotfailover("resume", "--config", config, "--yes", "--rollback", "--json")
     assert back.code == 0, back.err
@@ -216,7 +218,7 @@ def test_a_consumer_that_does_not_drain_lets_the_switchover_be_taken_back(
     """The subscriber waits for a lock: it has all the WAL, and can't confirm it."""
     trio = new_pair()
     subscribe(trio, "s1")
-    config = configuration(tmp_path, trio, step_deadline_ms=5000)
+    config = configuration(tmp_path, trio, step_deadline_ms=8000)
     with connect(trio.subscriber, trio.dbname) as locker:
         with locker.transaction():
             locker.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")

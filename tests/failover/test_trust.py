@@ -333,7 +333,7 @@ def test_a_pooler_in_front_of_a_node_is_refused(new_pair: NewPair, tmp_path: Pat
                 ran = slotfailover("failover", "--config", config, "--yes")
                 said = "a connection pooler answers for a" in ran.err
                 assert (ran.code, said) == (25, True), ran.err
-    link = ServerLink("a", trio.primary.conninfo(), connect_timeout_s=3, deadline_s=5)
+    link = ServerLink("a", trio.primary.conninfo(), connect_timeout_s=30, deadline_s=30)
     assert link.ask(lambda c: c.execute("SELECT 1").fetchone()) == (1,)
     link.close()
 
@@ -397,7 +397,7 @@ def test_consumers_that_nobody_named_are_told_of_when_their_slots_are_lost(
         entry = "SELECT count(*) FROM slotfailover.journal WHERE step = 'seen'"
         table = "SELECT to_regclass('slotfailover.journal') IS NOT NULL"
         eventually(
-            lambda: ask(trio.standby, table) and ask(trio.standby, entry) == 1,
+            lambda: ask(trio.standby, table) and ask(trio.standby, entry) >= 1,
             what="watch has recorded the slots",
         )
     finally:

@@ -301,7 +301,7 @@ def _functions_wait_too(cast: Cast) -> None:
         waits += f"WHERE pid = {session.info.backend_pid}"
         eventually(lambda: ask(primary, waits), what="the function waits")
         set_on(primary, synchronized_standby_slots="")
-        reader.join(timeout=30)
+        reader.join(timeout=120)
         assert not reader.is_alive()
     tell(primary, "SELECT pg_drop_replication_slot('test_slot')")
     set_on(primary, synchronized_standby_slots="sb1_slot")

@@ -93,6 +93,7 @@ def quoted(text: str) -> str:
 def opened(browser: Browser, watching: Watching, **options: object) -> Page:
     """The page, whose console must stay silent."""
     page = browser.new_page(**options)  # type: ignore[arg-type]
+    page.set_default_timeout(90_000)
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))

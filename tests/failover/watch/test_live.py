@@ -71,7 +71,7 @@ def test_watch_follows_a_promotion_pauses_and_hands_over_to_another_replica(
         write(trio.primary, trio.dbname, 201)
         await_equal(trio, trio.primary)
         await_kafka(bridge, trio, trio.primary)
-        assert ran(config)[-1] == ("watch", "done")
+        eventually(lambda: ran(config)[-1] == ("watch", "done"), what="its run is ended")
         assert other.stop() == 0
         assert "Traceback" not in first.output + other.output
     finally:

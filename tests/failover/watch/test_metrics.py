@@ -97,7 +97,7 @@ def test_a_fence_and_an_unfinished_run_are_told_until_they_end(
         assert watching.metric('slotfailover_standby_lag_seconds{server="b"}') >= 0
         assert watching.metric("slotfailover_lock_held") == 0
         seen_s = watching.metric('slotfailover_last_contact_timestamp_seconds{server="b"}')
-        assert abs(time.time() - seen_s) < 60
+        assert abs(time.time() - seen_s) < 600
         command = ("switchover", "--to", "b", "--config", str(config), "--yes")
         ended = ""
         for steps in range(1, 10):
@@ -120,6 +120,7 @@ def test_a_fence_and_an_unfinished_run_are_told_until_they_end(
             what="the run is ended",
             timeout_s=60,
         )
+        watching.await_rounds(2)  # which began after the run had ended
         text = watching.ask("metrics").text
         assert 'slotfailover_last_run_step_seconds{command="resume",step=' in text
         assert 'slotfailover_fenced{server="a"} 0.0' in text  # it was rejoined

@@ -126,7 +126,7 @@ class Watching:
 
     def _served(self) -> str:
         assert self._process.poll() is None, self.output
-        for line in self.output.splitlines():
+        for line in self.output.rpartition("\n")[0].splitlines():  # the last may be half written
             document = json.loads(line) if line.startswith("{") else {}
             if document.get("event") == "watching" and _answers(document["url"] + "healthz"):
                 return str(document["url"])
