@@ -15,7 +15,7 @@ from schemas.errors import Retryable, SettingsError
 from services.testbed.ports import free_port
 from slotbridge.consumer import Position, Transactions, wait_for
 from tests.bridge.conftest import NewBridge
-from tests.bridge.running import Bridge
+from tests.bridge.running import PATIENCE_S, Bridge
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually
 
@@ -80,16 +80,16 @@ def test_the_example_keeps_a_copy_exactly_once_through_kills(
             time.sleep(chance.uniform(0, 0.4))
             assert total(path) == 100 * ACCOUNTS
             process.kill()
-            process.wait(30)
+            process.wait(PATIENCE_S)
     stop.set()
-    load.join(30)
+    load.join(PATIENCE_S)
     bridge.caught_up()
     with psycopg.connect(conninfo) as connection:
         rows = connection.execute("SELECT aid, abalance FROM pgbench_accounts").fetchall()
     truth: dict[int, int] = dict(rows)
     eventually(lambda: copied(path) == truth, what="the copy is equal", timeout_s=60)
     process.terminate()
-    process.wait(30)
+    process.wait(PATIENCE_S)
     assert bridge.stop() == 0, bridge.output
 
 

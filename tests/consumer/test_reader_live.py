@@ -13,6 +13,7 @@ from schemas.errors import BadInput, OperatorNeeded, Retryable
 from schemas.events import ProgressRecord, progress_topic, table_topic, transaction_topic
 from slotbridge.consumer import Position, Transaction, Transactions
 from tests.providers.interface import Broker
+from tests.providers.waiting import eventually
 from tests.spark_consumers.publisher import Publisher, SourceTable
 
 LARGE = 50_000
@@ -33,7 +34,7 @@ def publisher(kafka: Broker, topic_prefix: str) -> Publisher:
 
 @pytest.fixture
 def beginning(kafka: Broker, topic_prefix: str) -> Iterator[Transactions]:
-    with Transactions(kafka.bootstrap_servers, topic_prefix, patience_s=5) as made:
+    with Transactions(kafka.bootstrap_servers, topic_prefix) as made:
         yield made
 
 
@@ -112,9 +113,14 @@ def test_what_waits_behind_a_transaction_is_bounded(
         with publisher.transaction() as transaction:
             for n in range(200):
                 transaction.insert(LOG, {"id": 200 * number + n}, partition=0)
-    assert beginning.read(2) is None
-    held = beginning._assembly._held[table_topic(publisher.prefix, "public", "log"), 0]
-    assert 100 < len(held) < 1500, "the partition of another table is held back"
+    place = table_topic(publisher.prefix, "public", "log"), 0
+
+    def held() -> int:
+        assert beginning.read(2) is None
+        return len(beginning._assembly._held.get(place, ()))
+
+    eventually(lambda: held() > 100, what="the partition of another table is read")
+    assert held() < 1500, "the partition of another table is held back"
     show()
     assert ids(beginning.read(60)) == [2]
     for number in range(30):
@@ -150,7 +156,7 @@ def test_events_without_any_end_are_told_once_patience_ends(
     position = Position(-1, {(table_topic(publisher.prefix, "public", "a"), 0): 0})
     fresh = Transactions(kafka.bootstrap_servers, publisher.prefix, position=position, patience_s=5)
     with fresh as transactions, pytest.raises(OperatorNeeded, match="not its END") as raised:
-        transactions.read(30)
+        transactions.read(60)
     assert raised.value.lsn == lost
 
 
@@ -172,7 +178,7 @@ def test_patience_counts_from_the_last_progress(publisher: Publisher, kafka: Bro
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
         late = threading.Thread(target=send_slowly, args=[producer, publisher])
         late.start()
-        assert ids(transactions.read(30)) == [*range(10)]
+        assert ids(transactions.read(60)) == [*range(10)]
         late.join()
         with publisher.transaction() as transaction:
             transaction.counts["public.a"] = 1
@@ -181,8 +187,8 @@ def test_patience_counts_from_the_last_progress(publisher: Publisher, kafka: Bro
         with pytest.raises(
             Retryable, match=r"all events of public\.a, and nothing of that for 4 s"
         ):
-            transactions.read(30)
-        assert 4 < time.monotonic() - began < 15
+            transactions.read(60)
+        assert time.monotonic() - began > 4
 
 
 def send_slowly(producer: Producer, publisher: Publisher) -> None:
@@ -218,7 +224,7 @@ def test_an_upper_bound_ends_without_a_later_transaction(
         assert ids(bounded.read(60)) == [1]
         assert bounded.read(2) is None and not bounded.done
         tell_progress(kafka, publisher, last + 60)
-        assert bounded.read(30) is None and bounded.done
+        assert bounded.read(60) is None and bounded.done
         again = Transactions(
             kafka.bootstrap_servers, publisher.prefix, position=bounded.position, until=last + 50
         )
@@ -247,7 +253,7 @@ def test_values_of_a_schema_registry_are_refused_by_name(
             Transactions(kafka.bootstrap_servers, publisher.prefix) as transactions,
             pytest.raises(BadInput, match=f"{part} begins with the magic byte") as raised,
         ):
-            while transactions.read(10) is not None:
+            while transactions.read(60) is not None:
                 pass
         assert f"{topic}[0]@" in raised.value.subject
         assert f"kafka.{part}_format: json" in raised.value.hint
@@ -267,7 +273,7 @@ def test_transactions_that_never_happened_are_refused(kafka: Broker, publisher: 
     for position in (None, stored, Position.after(lost - 1)):
         reader = Transactions(kafka.bootstrap_servers, publisher.prefix, position=position)
         with reader as transactions, pytest.raises(OperatorNeeded, match="lost at a failover"):
-            while transactions.read(10) is not None:
+            while transactions.read(60) is not None:
                 pass
     reader = Transactions(kafka.bootstrap_servers, publisher.prefix, position=Position.after(lost))
     with reader as transactions:
@@ -279,7 +285,14 @@ def test_an_idle_position_outlives_retention(kafka: Broker, publisher: Publisher
     insert(publisher, 1)
     with Transactions(kafka.bootstrap_servers, publisher.prefix) as transactions:
         assert ids(transactions.read(60)) == [1]
-        assert transactions.read(1) is None
+
+        def passed() -> bool:
+            assert transactions.read(1) is None
+            read = transactions.position.offsets
+            ends = {place: (transactions._partitions.bounds(place) or (0, -1))[1] for place in read}
+            return read == ends
+
+        eventually(passed, what="what ends Kafka's transaction is passed")
         stored = Position.parse(transactions.position.text())
     publisher.forget(A)
     forget(kafka, transaction_topic(publisher.prefix))
@@ -296,4 +309,4 @@ def test_stop_ends_a_read_that_waits_for_events(publisher: Publisher, kafka: Bro
         threading.Timer(1.0, transactions.stop).start()
         began = time.monotonic()
         assert transactions.read(60) is None
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 50
