@@ -8,7 +8,9 @@ from confluent_kafka.admin import AdminClient
 
 from services.demo.copies import committed_messages
 
-READ_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 60.0
+DECIDED_S = 30.0
+"""How long a busy Kafka may take to tell all partitions what it has committed."""
 
 
 class Record(NamedTuple):
@@ -29,7 +31,7 @@ def read_committed(servers: str, topics: Collection[str]) -> list[Record]:
     """
     there = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=READ_TIMEOUT_S).topics
     found = [topic for topic in topics if topic in there]
-    return [_record(message) for message in committed_messages(servers, found)]
+    return [_record(one) for one in committed_messages(servers, found, decided_s=DECIDED_S)]
 
 
 def _record(message: Message) -> Record:

@@ -11,7 +11,7 @@ import psycopg
 from schemas.recovery import RecoveryRecord
 from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
-from tests.providers.waiting import eventually
+from tests.providers.databases import once_free
 
 LONG = "string_agg(md5(g::text || '/' || n::text), '')"
 
@@ -59,15 +59,7 @@ def change_unseen(connection: psycopg.Connection[Any]) -> None:
 
 def drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
     """Drop it as soon as its walsender is gone."""
-
-    def free() -> bool:
-        row = connection.execute(
-            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [slot]
-        ).fetchone()
-        return row == (False,)
-
-    eventually(free, what="the slot is free", timeout_s=60)
-    connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    once_free(connection, "SELECT pg_drop_replication_slot(%s)", slot)
 
 
 def assert_equal(bridge: Bridge, conninfo: str) -> None:

@@ -18,11 +18,15 @@ from schemas.events import ProgressRecord, progress_topic
 from schemas.shaping import ShapingSettings
 from services.bridge import failpoints
 from services.demo.copies import committed, database_rows, kafka_tables
+from tests.bridge.reading import DECIDED_S
 from tests.providers.command_server import Loaded
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually
 
 SLOT_OF_TEST = "s_{}"
+UNDECIDED_S = 2.0
+PATIENCE_S = 180.0
+"""How long a process may take to end, and Kafka to answer, on a busy machine."""
 
 
 class Bridge:
@@ -158,15 +162,15 @@ class Bridge:
         """SIGKILL."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=PATIENCE_S)
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=PATIENCE_S)
 
-    def exit_code(self, timeout_s: float = 60.0) -> int:
+    def exit_code(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait until it ends by itself; fail with its output where it does not."""
         assert self._process is not None
         try:
@@ -198,27 +202,36 @@ class Bridge:
 
     def events(self, table: str) -> Iterator[dict[str, Any]]:
         """The committed events of a table, tombstones left out."""
-        topic = f"{self.prefix}.public.{table}"
-        for _partition, _key, value in committed(self.kafka.bootstrap_servers, topic):
+        for _key, value in self._committed(f"{self.prefix}.public.{table}"):
             if value is not None:
                 yield json.loads(value)
 
     def records(self, topic: str) -> list[tuple[bytes | None, bytes | None]]:
         """(key, value) of the committed records of a topic, named without its prefix."""
-        found = committed(self.kafka.bootstrap_servers, f"{self.prefix}.{topic}")
-        return [(key, value) for _partition, key, value in found]
+        return [*self._committed(f"{self.prefix}.{topic}")]
+
+    def _committed(self, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
+        """(key, value) of the committed records; what is undecided soon is waited for.
+
+        A busy Kafka takes some time to tell its partitions of a commit. Of a bridge that was
+        killed, the last transaction is decided by the next one alone.
+        """
+        killed = self._process is not None and self._process.poll() == -signal.SIGKILL
+        decided_s = UNDECIDED_S if killed else DECIDED_S
+        servers = self.kafka.bootstrap_servers
+        for _partition, key, value in committed(servers, topic, decided_s=decided_s):
+            yield key, value
 
     def topics(self) -> set[str]:
         """The topics of the broker."""
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
-        return set(admin.list_topics(timeout=10).topics)
+        return set(admin.list_topics(timeout=PATIENCE_S).topics)
 
     def progress(self) -> list[ProgressRecord]:
         """All committed progress records of the slot, in order."""
-        topic = progress_topic(self.prefix)
         return [
             ProgressRecord.model_validate_json(value)
-            for _partition, key, value in committed(self.kafka.bootstrap_servers, topic)
+            for key, value in self._committed(progress_topic(self.prefix))
             if value is not None and key == self.slot.encode()
         ]
 

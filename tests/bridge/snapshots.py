@@ -44,7 +44,7 @@ class Writers:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(180)
         assert not any(thread.is_alive() for thread in self._threads), "a commit hangs"
 
     def _run(self, number: int) -> None:
@@ -135,12 +135,18 @@ def read_all(bridge: Bridge, conninfo: str = "") -> Bridge:
 
 
 def hasten(bridge: Bridge) -> None:
-    """Restart it without a limit of rows in a second."""
+    """Restart it without a limit of rows, in a second or in a chunk."""
     assert bridge.stop() == 0, bridge.output
-    settings = yaml.safe_load(bridge.config.read_text(encoding="utf-8"))
-    del settings["snapshot"]["rows_per_second_max"]
-    bridge.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    lift_limits(bridge)
     bridge.start().streaming()
+
+
+def lift_limits(bridge: Bridge) -> None:
+    """Limit the rows of its next start neither in a second nor in a chunk."""
+    settings = yaml.safe_load(bridge.config.read_text(encoding="utf-8"))
+    for name in ("rows_per_second_max", "chunk_rows_max"):
+        settings["snapshot"].pop(name, None)
+    bridge.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
 def done(bridge: Bridge, times: int = 1) -> None:
@@ -171,4 +177,5 @@ def await_chunks(bridge: Bridge, count: int, *, or_all: bool = True) -> None:
         ),
         what=f"chunk {count} is read",
         timeout_s=60,
+        interval_s=0.1,  # each look asks Kafka, whose answers the bridge waits for, too
     )

@@ -33,7 +33,7 @@ def test_a_truncate_reaches_them(
         connection.execute("INSERT INTO t SELECT generate_series(1, 20)")
         bridge.caught_up()
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        admin.create_partitions([NewPartitions(topic, 6)])[topic].result(20)
+        admin.create_partitions([NewPartitions(topic, 6)])[topic].result(60)
         number = 20
 
         def all_written() -> bool:

@@ -48,7 +48,8 @@ STALL_S = 10.0
 SKIPPED = 60_000
 SKIPPED_BYTES_MAX = 100
 """Each took 530 bytes while Kafka stood still."""
-CANCELLED_WITHIN_S = 10.0
+CANCELLED_WITHIN_S = 60.0
+"""Half of the transaction's time-out."""
 RECORD = ProgressRecord(
     slot="s", system_identifier="1", timeline=1, commit_lsn=10, end_lsn=20, seq=0, ts_ms=0
 )
@@ -107,14 +108,22 @@ def test_commits_that_wait_for_the_bridge_are_released_at_once_when_filtered(
             set_synchronous(connection, bridge, on=True)
             eventually(lambda: _announced(bridge), what="the bridge knows that commits wait")
             waiting.append(latency_ms(trio.primary, conninfo, 300))
-        slowest = (slowest_s(conninfo, 3 * HEARTBEAT_S) for _ in range(PAIRS_MAX))
-        assert any(seconds < HELD_UP_S for seconds in slowest), "one a heartbeat was left waiting"
+        assert any(not held_up(conninfo) for _ in range(PAIRS_MAX)), "one a heartbeat was held up"
         connection.execute("INSERT INTO published VALUES (1)")
         assert [event["after"]["id"] for event in bridge.events("published")] == [1]
         set_synchronous(connection, bridge, on=False)
         assert bridge.stop() == 0, bridge.output
     assert not _slowed(alone, waiting), (alone, waiting)
     assert bridge.progress()[-1].ahead_lsn == 0, "a stopped bridge is never behind its slot"
+
+
+def held_up(conninfo: str) -> bool:
+    """Whether one of the commits that wait was held up, other than those that do not are by now."""
+    waiting_s = slowest_s(conninfo, 3 * HEARTBEAT_S)
+    if waiting_s < HELD_UP_S:
+        return False
+    alone = psycopg.conninfo.make_conninfo(conninfo, options="-c synchronous_commit=local")
+    return waiting_s > 1.5 * slowest_s(alone, 3 * HEARTBEAT_S)
 
 
 def slowest_s(conninfo: str, for_s: float) -> float:

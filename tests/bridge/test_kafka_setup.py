@@ -61,13 +61,13 @@ def make_topic(kafka: Broker, name: str, **config: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     settings = {key.replace("_", "."): value for key, value in config.items()}
     topic = NewTopic(name, num_partitions=1, replication_factor=1, config=settings)
-    admin.create_topics([topic])[name].result(20)
+    admin.create_topics([topic])[name].result(60)
 
 
 def config(kafka: Broker, topic: str) -> dict[str, str]:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    found = admin.describe_configs([resource])[resource].result(20)
+    found = admin.describe_configs([resource])[resource].result(60)
     return {name: entry.value for name, entry in found.items()}
 
 
@@ -92,7 +92,7 @@ def append_times_s(kafka: Broker, topic: str, partitions: int) -> list[float]:
     options = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": topic}
     consumer = Consumer(options | {"auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, n, 0) for n in range(partitions)])
-    found = consumer.consume(1, timeout=20)
+    found = consumer.consume(1, timeout=60)
     consumer.close()
     return [message.timestamp()[1] / 1000 for message in found]
 

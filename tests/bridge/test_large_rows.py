@@ -140,10 +140,10 @@ def test_a_row_of_a_snapshot_that_the_broker_refuses(
     )
     topic = NewTopic(f"{bridge.prefix}.public.t", 1, 1, config={"max.message.bytes": "20000"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([topic])[topic.topic].result(15)
+    admin.create_topics([topic])[topic.topic].result(60)
     bridge.start()
     if policy == "stop":
-        assert bridge.exit_code(120) == ExitCode.RECORD_REFUSED, bridge.output
+        assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
         said = bridge.output.splitlines()[-1]
         for part in (f"topic {topic.topic}", "table public.t", "max.message.bytes"):
             assert part in said, said
@@ -173,7 +173,7 @@ def test_a_row_without_a_key_that_the_broker_refuses_is_named(
     bridge = new_bridge(connection.info.dsn, snapshot=INITIAL, on_refused="dead_letter")
     topic = NewTopic(f"{bridge.prefix}.public.log", 1, 1, config={"max.message.bytes": "20000"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([topic])[topic.topic].result(15)
+    admin.create_topics([topic])[topic.topic].result(60)
     bridge.start()
-    assert bridge.exit_code(120) == ExitCode.RECORD_REFUSED, bridge.output
+    assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
     assert "table public.log" in bridge.output.splitlines()[-1]

@@ -159,7 +159,7 @@ def test_a_start_tells_once_what_places_rows_elsewhere(
         record = bridge.progress()[-1]
         assert record.placement
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(20)
+        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(60)
         keyed = new_bridge(conninfo, shaping={"keys": {"public.t": ["v"]}}).start().streaming()
         for number in range(21, 41):
             connection.execute("INSERT INTO t VALUES (%s, 1)", [number])

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from tests.bridge.conftest import NewBridge
-from tests.bridge.running import Bridge
+from tests.bridge.running import PATIENCE_S, Bridge
 from tests.bridge.snapshots import INITIAL, fill, read_all, told
 from tests.bridge.test_doctor import Examined
 from tests.providers import databases
@@ -134,7 +134,7 @@ def _status(bridge: Bridge) -> tuple[int, dict[str, Any]]:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     return done.returncode, json.loads(done.stdout)

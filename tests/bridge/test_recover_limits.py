@@ -46,7 +46,7 @@ def test_rows_that_kafka_refuses_are_dead_letters_again(
     bridge = new_bridge(conninfo, on_refused="dead_letter")
     topic = NewTopic(f"{bridge.prefix}.public.t", 1, 1, config={"max.message.bytes": "20000"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([topic])[topic.topic].result(15)
+    admin.create_topics([topic])[topic.topic].result(60)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         bridge.start().streaming()

@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.pq.abc import PGconn
 from structlog.testing import capture_logs
 
 from schemas.errors import ExitCode, Retryable, SetupError
@@ -18,13 +19,16 @@ from services.bridge.source.server_errors import connect_error
 from services.bridge.source.server_requirements import check_server, tell_untried
 from services.postgres.server import Server, read_server
 from tests.bridge.conftest import NewBridge
+from tests.bridge.running import PATIENCE_S, Bridge
 from tests.bridge.test_progress import SERVER
 from tests.conftest import NewPair
+from tests.providers.databases import once_free
 from tests.providers.interface import Provider
 from tests.providers.interface import Server as LiveServer
 from tests.providers.waiting import eventually
 
 QUICK = {"connect_deadline_ms": 5000}
+"""Of bridges that do not start: one that is to, on a busy machine, may need several attempts."""
 
 
 def last_line(text: str) -> str:
@@ -41,7 +45,7 @@ def run(config: str, folder: Path, **environment: str) -> tuple[int, str]:
         [Path(sys.executable).parent / "slotbridge", "run", "--config", path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, **environment},
     )
@@ -235,7 +239,7 @@ def test_a_live_server_without_logical_wal(new_pair: NewPair, new_bridge: NewBri
 def test_no_free_replication_origin(new_pair: NewPair, new_bridge: NewBridge) -> None:
     trio = new_pair(settings={"max_active_replication_origins": "1"})
     conninfo = trio.primary.conninfo(trio.dbname)
-    first = new_bridge(conninfo, **QUICK).start().streaming()
+    first = new_bridge(conninfo).start().streaming()
     assert first.stop() == 0
     other = f"{first.prefix}x"
     bridge = new_bridge(conninfo, prefix=other, slot="another_slot", **QUICK).start()
@@ -247,22 +251,29 @@ def test_a_slot_taken_by_another_process(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
-    bridge = new_bridge(conninfo, **QUICK).start().streaming()
+    bridge = new_bridge(conninfo).start().streaming()
     assert bridge.stop() == 0
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        taken = psycopg.pq.PGconn.connect(f"{conninfo} replication=database".encode())
-        command = (
-            f"START_REPLICATION SLOT {bridge.slot} LOGICAL 0/0 "
-            f"(proto_version '1', publication_names 'p_{bridge.prefix}')"
-        )
-        taken.exec_(command.encode())
-        bridge.start()
-        assert bridge.exit_code() == ExitCode.SLOT_IN_USE, bridge.output
-        last_line(bridge.output)
-        taken.finish()
-        connection.execute("SELECT 1")
+    taken = taken_slot(conninfo, bridge)
+    impatient = new_bridge(conninfo, **QUICK).start()
+    assert impatient.exit_code() == ExitCode.SLOT_IN_USE, impatient.output
+    last_line(impatient.output)
+    taken.finish()
     bridge.start().streaming()
     assert bridge.stop() == 0
+
+
+def taken_slot(conninfo: str, bridge: Bridge) -> PGconn:
+    """Stream from the slot of a bridge that has ended; the caller closes the connection."""
+    taken = psycopg.pq.PGconn.connect(f"{conninfo} replication=database".encode())
+    command = (
+        f"START_REPLICATION SLOT {bridge.slot} LOGICAL 0/0 "
+        f"(proto_version '1', publication_names '{bridge.publication}')"
+    )
+    streams = psycopg.pq.ExecStatus.COPY_BOTH
+    eventually(
+        lambda: taken.exec_(command.encode()).status == streams, what="the former walsender is gone"
+    )
+    return taken
 
 
 def test_a_slot_of_another_plugin(
@@ -295,34 +306,23 @@ def test_a_slot_that_someone_else_advanced(
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        bridge = new_bridge(conninfo, **QUICK).start().streaming()
+        bridge = new_bridge(conninfo).start().streaming()
         assert bridge.stop() == 0
         connection.execute("INSERT INTO t VALUES (1)")
-        eventually(lambda: _advance(connection, bridge.slot), what="the slot can be advanced")
+        advance = "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())"
+        once_free(connection, advance, bridge.slot)
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     assert "can't be decoded again" in last_line(bridge.output)
-
-
-def _advance(connection: psycopg.Connection[tuple[object, ...]], slot: str) -> bool:
-    try:
-        connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [slot])
-    except psycopg.errors.ObjectInUse:
-        return False
-    return True
 
 
 def test_progress_that_is_lost_or_belongs_to_another_database(
     pair: Provider, subscriber: LiveServer, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
-    bridge = new_bridge(conninfo, **QUICK).start().streaming()
+    bridge = new_bridge(conninfo).start().streaming()
     assert bridge.stop() == 0
     other_topics = new_bridge(
-        conninfo,
-        prefix=f"{bridge.prefix}x",
-        slot=bridge.slot,
-        publication=bridge.publication,
-        **QUICK,
+        conninfo, prefix=f"{bridge.prefix}x", slot=bridge.slot, publication=bridge.publication
     ).start()
     assert other_topics.exit_code() == ExitCode.WITNESSES_DISAGREE, other_topics.output
     assert "no progress record" in last_line(other_topics.output)

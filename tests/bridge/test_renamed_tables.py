@@ -251,7 +251,7 @@ def test_names_that_are_lost_with_the_progress_are_not_repaired_either(
             connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
         else:
             bridge.start()
-    assert bridge.exit_code(120) == ExitCode.WITNESSES_DISAGREE, bridge.output
+    assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     said = bridge.output.splitlines()[-1]
     assert f"{topic} is not there, and no progress record tells whether it was" in said
     assert "bridge.on_lost_records: continue" in said
@@ -275,7 +275,7 @@ def test_nothing_is_repaired_where_no_record_tells_of_the_names_that_are_lost(
         _make_again(bridge, topic)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("ALTER SCHEMA pay RENAME TO wages")
-    assert bridge.start().exit_code(120) == ExitCode.WITNESSES_DISAGREE, bridge.output
+    assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     seen = "not there" if interrupted else "empty"
     said = bridge.output.splitlines()[-1]
     assert f"{topic} is {seen}, and no progress record tells whether it was" in said

@@ -16,7 +16,7 @@ import yaml
 from schemas.errors import SettingsError
 from schemas.settings import load_settings
 from tests.bridge.conftest import NewBridge
-from tests.bridge.running import Bridge
+from tests.bridge.running import PATIENCE_S, Bridge
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
@@ -135,7 +135,7 @@ def _run(config: Path, command: str, *arguments: str) -> tuple[str, str]:
         [Path(sys.executable).parent / command, *arguments, "--config", config],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, "COLUMNS": "400"},
     )

@@ -114,7 +114,7 @@ def test_killed_at_each_step_of_the_repair(point: str, stopped: Bridge, conninfo
         drop_slot(connection, stopped.slot)
         change_unseen(connection)
     stopped.start(**{VARIABLE: f"{point}:1"})
-    assert stopped.exit_code(120) == -9, stopped.output
+    assert stopped.exit_code() == -9, stopped.output
     assert_repaired(stopped.start(), conninfo)
 
 
@@ -185,7 +185,7 @@ def test_another_choice_of_changes_stays_an_exit(stopped: Bridge, conninfo: str)
         connection.execute(f"DROP PUBLICATION {stopped.publication}".encode())
         connection.execute("INSERT INTO t VALUES (301, 'unseen', 'x', NULL)")
         connection.execute(f"CREATE PUBLICATION {stopped.publication} FOR ALL TABLES".encode())
-    assert stopped.start().exit_code(60) == ExitCode.WITNESSES_DISAGREE, stopped.output
+    assert stopped.start().exit_code() == ExitCode.WITNESSES_DISAGREE, stopped.output
     assert "it was dropped and made again since" in stopped.output
     assert f"{stopped.prefix}.recovery" not in stopped.topics()
     assert recovered(stopped).tables["public.t"].created == 1  # as an operator decides
@@ -196,7 +196,7 @@ def test_what_a_repair_would_make_worse_stays_an_exit(
 ) -> None:
     """Another slot's topics."""
     other = new_bridge(conninfo, prefix=stopped.prefix, slot="s_another", snapshot=NEEDED).start()
-    assert other.exit_code(60) == ExitCode.WITNESSES_DISAGREE, other.output
+    assert other.exit_code() == ExitCode.WITNESSES_DISAGREE, other.output
     assert f"{stopped.prefix}.recovery" not in other.topics()
 
 

@@ -240,7 +240,7 @@ def test_rows_are_asked_for_by_command(conninfo: str, new_bridge: NewBridge) -> 
 
 def test_killed_in_the_middle_of_what_was_asked(conninfo: str, new_bridge: NewBridge) -> None:
     """At once, and after some chunks: neither the request nor what was read is lost or twice."""
-    slow = {**ASKED, "chunk_rows_max": 5, "rows_per_second_max": 80}
+    slow = {**ASKED, "chunk_rows_max": 2, "rows_per_second_max": 30}
     bridge = new_bridge(conninfo, snapshot=slow).start().streaming()
     seen = []
     with Changes(conninfo, ROWS):
@@ -250,6 +250,7 @@ def test_killed_in_the_middle_of_what_was_asked(conninfo: str, new_bridge: NewBr
             seen.append(chunks(bridge))
             bridge.start().streaming()
             await_chunks(bridge, seen[-1] + 3)
+        hasten(bridge)
         done(bridge)
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
@@ -261,7 +262,7 @@ def test_killed_in_the_middle_of_what_was_asked(conninfo: str, new_bridge: NewBr
 def test_a_snapshot_is_paused_resumed_stopped_and_begun_again(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
-    settings = {**ASKED, "mode": "initial", "chunk_rows_max": 4, "rows_per_second_max": 20}
+    settings = {**ASKED, "mode": "initial", "chunk_rows_max": 2, "rows_per_second_max": 10}
     bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
     eventually(lambda: chunks(bridge) > 3, what="chunks are read")
     command(bridge, "pause", "public.t")

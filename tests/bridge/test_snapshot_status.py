@@ -90,7 +90,7 @@ def test_a_snapshot_is_not_finished_between_two_tables(
         connection.execute("INSERT INTO a SELECT generate_series(1, 10)")
         connection.execute("CREATE TABLE signals (id text PRIMARY KEY, type text, data text)")
         bridge.start(**{VARIABLE: "first record:1"})
-        assert bridge.exit_code(60) == -9, bridge.output
+        assert bridge.exit_code() == -9, bridge.output
         pause = "INSERT INTO signals VALUES ('1', 'pause-snapshot', %s)"
         connection.execute(pause, ['{"data-collections": ["public.t"]}'])
         bridge.start().streaming()

@@ -38,10 +38,20 @@ from services.bridge.source.replication_connection import ReplicationConnection
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recover_process import drop_slot, recovered
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import DONE, INITIAL, Writers, await_chunks, chunks, done, read_all
+from tests.bridge.snapshots import (
+    DONE,
+    INITIAL,
+    Writers,
+    await_chunks,
+    chunks,
+    done,
+    lift_limits,
+    read_all,
+)
 from tests.bridge.test_failover import both, promote
 from tests.bridge.test_snapshot_core import OWNER, shape
 from tests.conftest import NewPair
+from tests.providers.databases import once_free
 from tests.providers.interface import Provider
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
@@ -125,10 +135,10 @@ def test_inserted_all_the_time_and_killed_at_random_moments(
     """Also while the slot is made, with transactions that are open then."""
     make_log(conninfo)
     chance, kills = random.Random(33), 10
-    slow = {**READ, "chunk_rows_max": 50, "rows_per_second_max": 500}
+    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 100}
     bridge = new_bridge(conninfo, snapshot=slow)
     with Inserts(conninfo, ROWS + 1) as inserts:
-        time.sleep(0.3)
+        eventually(lambda: inserts.committed > 20, what="rows come before the slot")
         done_at = [0]
         for _ in range(kills):
             bridge.start().streaming()
@@ -136,6 +146,7 @@ def test_inserted_all_the_time_and_killed_at_random_moments(
             time.sleep(chance.uniform(0, 0.3))
             bridge.kill()
             done_at.append(chunks(bridge))
+        lift_limits(bridge)
         read_all(bridge)
     assert inserts.committed > 100
     assert len({*done_at}) > 3, f"the kills were not in the middle of it: {done_at}"
@@ -161,7 +172,7 @@ def test_killed_at_each_seam(
     bridge = new_bridge(conninfo, snapshot={**READ, "chunk_rows_max": 100})
     with Inserts(conninfo, 601):
         bridge.start(**{VARIABLE: f"{failpoint}:{passage}"})
-        assert bridge.exit_code(120) == -9, bridge.output
+        assert bridge.exit_code() == -9, bridge.output
         read_all(bridge)
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
@@ -173,11 +184,12 @@ def test_a_slot_whose_beginning_is_unknown_is_refused(conninfo: str, new_bridge:
     make_log(conninfo, 10)
     bridge = new_bridge(conninfo, snapshot=READ)
     bridge.start(**{VARIABLE: "slot created:1"})
-    assert bridge.exit_code(60) == -9, bridge.output
+    assert bridge.exit_code() == -9, bridge.output
     bridge.start()
-    assert bridge.exit_code(60) == ExitCode.SETTINGS, bridge.output
+    assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
     assert "public.log has no key, and the slot was not made" in bridge.output
-    run(conninfo, f"SELECT pg_drop_replication_slot('{bridge.slot}')")
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
 
 
 @pytest.mark.parametrize("fault", ["no session", "the session ends"])
@@ -211,7 +223,7 @@ def test_a_slot_that_a_repair_has_made_begins_anew(conninfo: str, new_bridge: Ne
     shaping = {"keys": {"public.keyed": ["n"]}}
     bridge = new_bridge(conninfo, snapshot=READ, shaping=shaping)
     bridge.start(**{VARIABLE: "first record:1"})
-    assert bridge.exit_code(60) == -9, bridge.output
+    assert bridge.exit_code() == -9, bridge.output
     with psycopg.connect(conninfo, autocommit=True) as connection:
         drop_slot(connection, bridge.slot)
     run(conninfo, "INSERT INTO log VALUES (31)", "INSERT INTO keyed VALUES (21)")
@@ -242,10 +254,11 @@ def test_where_a_former_slot_began_is_forgotten(
     make_log(conninfo, 10)
     bridge = new_bridge(conninfo, snapshot=READ)
     bridge.start(**{VARIABLE: "first record:1"})
-    assert bridge.exit_code(60) == -9, bridge.output
+    assert bridge.exit_code() == -9, bridge.output
     with psycopg.connect(conninfo, autocommit=True) as connection:
         drop_slot(connection, bridge.slot)
-        connection.execute("SELECT pg_replication_origin_drop(%s)", [f"slotbridge_{bridge.slot}"])
+        drop_origin = "SELECT pg_replication_origin_drop(%s)"
+        once_free(connection, drop_origin, f"slotbridge_{bridge.slot}")
     name = f"{bridge.prefix}.progress"
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     admin.delete_topics([name])[name].result(30)
@@ -253,12 +266,13 @@ def test_where_a_former_slot_began_is_forgotten(
     given = bridge.config.read_text()
     bridge.config.write_text(given.replace("without_key: read", f"without_key: {without_key}"))
     bridge.start(**{VARIABLE: "slot created:1"})
-    assert bridge.exit_code(60) == -9, bridge.output
+    assert bridge.exit_code() == -9, bridge.output
     bridge.config.write_text(given)
     bridge.start()
-    assert bridge.exit_code(60) == ExitCode.SETTINGS, bridge.output
+    assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
     assert "public.log has no key, and the slot was not made" in bridge.output
-    run(conninfo, f"SELECT pg_drop_replication_slot('{bridge.slot}')")
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
 
 
 def test_a_failover_in_the_middle(new_pair: NewPair, new_bridge: NewBridge) -> None:

@@ -17,7 +17,7 @@ ATTEMPTS = 15
 
 def probe(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

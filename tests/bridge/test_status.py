@@ -18,6 +18,7 @@ from tests.bridge.test_failover import both
 from tests.bridge.test_two_phase import prepared
 from tests.conftest import NewPair
 from tests.providers.slots import await_ready
+from tests.providers.waiting import eventually
 
 
 def status(bridge: Bridge, *options: str) -> subprocess.CompletedProcess[str]:
@@ -27,9 +28,14 @@ def status(bridge: Bridge, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def as_json(bridge: Bridge, code: ExitCode = ExitCode.OK) -> dict[str, Any]:
-    done = status(bridge, "--json")
-    assert done.returncode == code, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    """What it tells once its exit code is `code`: a busy standby may be behind at one moment."""
+
+    def told() -> dict[str, Any] | None:
+        done = status(bridge, "--json")
+        return json.loads(done.stdout) if done.returncode == code else None
+
+    found = eventually(told, what=f"the status ends with {code}")
+    assert found is not None
     return found
 
 

@@ -15,7 +15,7 @@ from services.bridge.failpoints import VARIABLE
 from services.failover.observe.bridge_positions import read_positions
 from tests.bridge.conftest import NewBridge
 from tests.bridge.evidence.ground import refusal
-from tests.bridge.evidence.test_refusals_at_start import drop_progress, put, run_once
+from tests.bridge.evidence.test_refusals_at_start import drop_origin, drop_progress, put, run_once
 from tests.bridge.running import Bridge
 from tests.bridge.test_failover import promote
 from tests.bridge.test_fenced_server import unready
@@ -325,7 +325,7 @@ def test_from_an_origin_to_a_sequence_and_back(admin: str, new_bridge: NewBridge
     assert first.progress()[-1].witness == "origin"
     assert_once(first, admin)
     drop_progress(first)
-    tell(admin, f"SELECT pg_replication_origin_drop('slotbridge_{first.slot}')")
+    drop_origin(first)
     line = refusal(first.start(), ExitCode.WITNESSES_DISAGREE, "no progress record")
     assert "the witness sequence has" in line
 

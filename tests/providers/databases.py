@@ -1,7 +1,7 @@
 """Databases of a server that several tests share: made, and removed with all that hangs on them."""
 
 import contextlib
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -60,18 +60,25 @@ def remove(server: Server, dbname: str, *, keep_origins: set[str]) -> None:
         _drop_slots(connection)
     with connect(server) as connection:
         for name in origins(server) - keep_origins:
-            eventually(lambda: _drop_origin(connection, name), what=f"origin {name} is free")  # noqa: B023
+            once_free(connection, "SELECT pg_replication_origin_drop(%s)", name)
         comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
         connection.execute(comment.format(sql.Identifier(dbname), REMOVED))
 
 
-def _drop_origin(connection: Connection, name: str) -> bool:
-    """Tell whether it is dropped: a session that was just closed may have it a moment longer."""
-    try:
-        connection.execute("SELECT pg_replication_origin_drop(%s)", [name])
-    except psycopg.errors.ObjectInUse:
-        return False
-    return True
+def once_free(connection: Connection, query: LiteralString, name: str, *values: object) -> None:
+    """Execute a query on the slot or origin `name`, which a client has left just now.
+
+    The server's process for that client may have it a moment longer, more on a busy machine.
+    """
+
+    def executed() -> bool:
+        try:
+            connection.execute(query, [name, *values])
+        except psycopg.errors.ObjectInUse:
+            return False
+        return True
+
+    eventually(executed, what=f"{name} is free")
 
 
 def drop_removed(server: Server, standby: Server | None = None) -> None:

@@ -25,7 +25,7 @@ from tests.bridge.adoption import pgbench_load
 from tests.bridge.adoption.load import SETUP, Compared, Decode, Load, compare, plain_json
 from tests.bridge.adoption.pgbench_load import PgbenchLoad
 from tests.bridge.running import Bridge
-from tests.providers.databases import REMOVED, connect, create, origins
+from tests.providers.databases import REMOVED, connect, create, once_free, origins
 from tests.providers.interface import Broker, Server
 from tests.providers.waiting import eventually
 
@@ -145,7 +145,7 @@ class Taken:
         with connect(self.server) as connection:
             eventually(partial(_dropped, connection, name), what="the slot is dropped")
             for origin in {f"slotbridge_{self.connector.slot}"} & origins(self.server):
-                connection.execute("SELECT pg_replication_origin_drop(%s)", [origin])
+                once_free(connection, "SELECT pg_replication_origin_drop(%s)", origin)
             comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
             connection.execute(comment.format(sql.Identifier(name), REMOVED))
 
@@ -271,7 +271,7 @@ def _has_events(one: Taken) -> bool:
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers})
-    return f"{one.prefix}.public.counters" in admin.list_topics(timeout=10).topics
+    return f"{one.prefix}.public.counters" in admin.list_topics(timeout=60).topics
 
 
 def _free(one: Taken) -> bool:

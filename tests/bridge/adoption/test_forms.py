@@ -79,7 +79,7 @@ def _execute(one: Taken, text: str) -> None:
 
 def _has_message(one: Taken) -> bool:
     topic = f"{one.prefix}.message"
-    there = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers}).list_topics(timeout=10)
+    there = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers}).list_topics(timeout=60)
     return topic in there.topics and any(
         b"dGhlIGxhc3Q=" in (value or b"")
         for _, _, value in committed(one.broker.bootstrap_servers, topic)

@@ -10,6 +10,7 @@ from schemas.events import ProgressRecord, progress_topic
 from tests.bridge.conftest import NewBridge
 from tests.bridge.evidence.ground import refusal, sessions_after
 from tests.bridge.running import Bridge
+from tests.providers.databases import once_free
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
@@ -43,22 +44,13 @@ def drop_progress(bridge: Bridge) -> None:
     name = progress_topic(bridge.prefix)
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     for future in admin.delete_topics([name]).values():
-        future.result(10)
+        future.result(60)
     eventually(lambda: name not in bridge.topics(), what="the topic is gone")
 
 
 def drop_origin(bridge: Bridge) -> None:
     with psycopg.connect(bridge.conninfo, autocommit=True) as connection:
-        origin = f"slotbridge_{bridge.slot}"
-
-        def dropped() -> bool:
-            try:
-                connection.execute("SELECT pg_replication_origin_drop(%s)", [origin])
-            except psycopg.errors.ObjectInUse:
-                return False
-            return True
-
-        eventually(dropped, what="the origin is dropped")
+        once_free(connection, "SELECT pg_replication_origin_drop(%s)", f"slotbridge_{bridge.slot}")
 
 
 def test_a_second_slot_under_the_prefix(conninfo: str, new_bridge: NewBridge) -> None:

@@ -138,13 +138,13 @@ def test_a_topic_that_is_gone_is_not_judged(
     assert f"{bridge.prefix}.public.t" in bridge.progress()[-1].ends, "a clean stop notes them"
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
     name = f"{bridge.prefix}.public.t"
-    admin.delete_topics([name])[name].result(20)
+    admin.delete_topics([name])[name].result(60)
     eventually(lambda: name not in bridge.topics(), what="the topic is gone")
     bridge.start()
     await_session(bridge, 2)
     assert "not judged: topics that the slot has written are gone" in bridge.output
     bridge.kill()
-    admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(20)
+    admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(60)
     eventually(lambda: name in bridge.topics(), what="the topic is there again")
     bridge.start()
     await_session(bridge, 3)
@@ -168,10 +168,10 @@ def test_a_topic_is_deleted_and_made_again_and_others_write_more_to_it_than_it_h
     ends = bridge.progress()[-1].ends[topic]
     assert {epoch for _, _, epoch in ends} == {0}
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
-    count = len(admin.list_topics(topic, timeout=20).topics[topic].partitions)
-    admin.delete_topics([topic])[topic].result(20)
+    count = len(admin.list_topics(topic, timeout=60).topics[topic].partitions)
+    admin.delete_topics([topic])[topic].result(60)
     eventually(lambda: topic not in bridge.topics(), what="the topic is gone", timeout_s=120)
-    admin.create_topics([NewTopic(topic, num_partitions=count)])[topic].result(20)
+    admin.create_topics([NewTopic(topic, num_partitions=count)])[topic].result(60)
     eventually(lambda: topic in bridge.topics(), what="the topic is there again", timeout_s=120)
     other = Producer({"bootstrap.servers": own_kafka.bootstrap_servers})
     for partition, offset, _ in ends:

@@ -12,7 +12,9 @@ from schemas.events import progress_topic
 from schemas.lsn import format_lsn
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, await_session
-from tests.bridge.test_refusals import last_line
+from tests.bridge.recover_process import drop_slot
+from tests.bridge.test_refusals import last_line, taken_slot
+from tests.providers.databases import once_free
 from tests.providers.waiting import eventually
 
 QUICK = {"connect_deadline_ms": 20_000}
@@ -29,10 +31,8 @@ def test_the_origin_is_ahead_of_kafkas_record(
     record = bridge.progress()[-1]
     ahead = record.end_lsn + 1000
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute(
-            "SELECT pg_replication_origin_advance(%s, %s)",
-            [f"slotbridge_{bridge.slot}", format_lsn(ahead)],
-        )
+        advance = "SELECT pg_replication_origin_advance(%s, %s)"
+        once_free(connection, advance, f"slotbridge_{bridge.slot}", format_lsn(ahead))
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
     assert "Kafka lost committed data" in line
@@ -50,7 +50,7 @@ def test_the_records_of_the_progress_topic_are_gone(
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     name = progress_topic(bridge.prefix)
     for future in admin.delete_topics([name]).values():
-        future.result(10)
+        future.result(60)
     eventually(lambda: name not in bridge.topics(), what="the topic is gone")
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     assert "Kafka has no progress record" in last_line(bridge.output)
@@ -61,7 +61,7 @@ def test_the_slot_is_gone(conninfo: str, load: Load, new_bridge: NewBridge) -> N
     load.more()
     assert bridge.stop() == 0, bridge.output
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", [bridge.slot])
+        drop_slot(connection, bridge.slot)
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
     assert "the slot is gone, although Kafka has its progress record" in line
@@ -75,13 +75,7 @@ def test_the_slot_is_active_until_another_client_has_gone(
     bridge = new_bridge(conninfo).start().streaming()
     assert bridge.stop() == 0, bridge.output
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        options = "replication=database options='-c wal_sender_timeout=0'"
-        taken = psycopg.pq.PGconn.connect(f"{conninfo} {options}".encode())
-        command = (
-            f"START_REPLICATION SLOT {bridge.slot} LOGICAL 0/0 "
-            f"(proto_version '1', publication_names '{bridge.publication}')"
-        )
-        taken.exec_(command.encode())
+        taken = taken_slot(f"{conninfo} options='-c wal_sender_timeout=0'", bridge)
         row = connection.execute(
             "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [bridge.slot]
         ).fetchone()
