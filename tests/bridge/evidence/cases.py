@@ -71,8 +71,7 @@ def soon(ground: Ground, *, promoted: bool = False) -> Outcome:
     """As `restore`, overtaken, without a move of the origin in between that a record could note:
     that the WAL has another commit where Kafka knows of one is all that tells."""
     server = ground.server()
-    settings = {"connect_deadline_ms": 30_000, "heartbeat_interval_ms": 60_000}
-    bridge = ground.bridge(server, **settings).start().streaming()
+    bridge = ground.bridge(server, heartbeat_interval_ms=60_000).start().streaming()
     load = ground.load(server)
     load.more(ground.rng.randint(5, 60))
     load.stop()
@@ -245,7 +244,7 @@ def _accept_publication(ground: Ground, server: PostgresServer, bridge: Bridge) 
 def running(ground: Ground) -> tuple[PostgresServer, Bridge, Load]:
     """A server, a bridge that streams from it, and a load that has begun."""
     server = ground.server()
-    bridge = ground.bridge(server, connect_deadline_ms=30_000).start().streaming()
+    bridge = ground.bridge(server).start().streaming()
     load = ground.load(server)
     load.more(ground.rng.randint(5, 60))
     return server, bridge, load

@@ -21,7 +21,7 @@ from tests.bridge.evidence.ground import (
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 
-_SELDOM: Final[dict[str, Any]] = {"connect_deadline_ms": 30_000, "heartbeat_interval_ms": 60_000}
+_SELDOM: Final[dict[str, Any]] = {"heartbeat_interval_ms": 60_000}
 
 
 def same_number(ground: Ground) -> Outcome:

@@ -90,7 +90,7 @@ def snapshot_behind(ground: Ground) -> Outcome:
     _lose(server, archive, load)
     copy = ground.copy(image)
     _recover(copy, archive, target)
-    bridge = ground.bridge(copy, connect_deadline_ms=30_000).start().streaming()
+    bridge = ground.bridge(copy).start().streaming()
     load = ground.load(copy)
     load.more(20)
     load.stop()
@@ -110,7 +110,7 @@ def _archived(ground: Ground) -> tuple[PostgresServer, Path, Bridge, Load]:
     ground.bed.run_as.own(archive)
     server.configure({"archive_mode": "on", "archive_command": f'cp "%p" "{archive}/%f"'})
     server.restart()
-    bridge = ground.bridge(server, connect_deadline_ms=30_000).start().streaming()
+    bridge = ground.bridge(server).start().streaming()
     load = ground.load(server)
     load.more(ground.rng.randint(5, 60))
     return server, archive, bridge, load

@@ -10,6 +10,7 @@ from services.postgres.publications import published_columns
 from services.testbed.pair import set_parameter
 from tests.bridge.evidence.ground import DBNAME, Ground, compare, insert, sessions_after
 from tests.bridge.evidence.test_rounds import assert_nothing_lost_or_twice
+from tests.bridge.running import PATIENCE_S
 from tests.providers.databases import connect
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -47,7 +48,7 @@ def test_a_commit_that_waits_for_the_bridge_with_its_lock(ground: Ground) -> Non
         query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
         eventually(lambda: connection.execute(query.encode()).fetchone() == (1,), what="it waits")
         sessions_after(bridge, bridge.start)
-        truncate.join(30)
+        truncate.join(PATIENCE_S)
         assert not truncate.is_alive()
         insert(connection, 10)
         eventually(lambda: any(e["op"] == "t" for e in bridge.events("t")), what="it is told")
@@ -83,8 +84,8 @@ def test_a_commit_that_waits_returns_only_when_kafka_has_it(ground: Ground, leve
             assert not returned.wait(PAUSED_S), "it returned before Kafka had it"
         finally:
             ground.broker.resume()
-        assert returned.wait(30)
-        writer.join(30)
+        assert returned.wait(PATIENCE_S)
+        writer.join(PATIENCE_S)
         set_parameter(server, "synchronous_standby_names", "")
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output

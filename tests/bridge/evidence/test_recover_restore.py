@@ -16,7 +16,7 @@ from tests.providers.databases import connect
 def test_a_volume_that_is_set_back(ground: Ground, *, elsewhere: bool) -> None:
     """`elsewhere`: by another server, to which the bridge is led."""
     server = ground.server()
-    bridge = ground.bridge(server, connect_deadline_ms=30_000).start().streaming()
+    bridge = ground.bridge(server).start().streaming()
     load = ground.load(server)
     load.more(30)
     image = ground.image(server)

@@ -11,7 +11,7 @@ from services.bridge.sink.transactional_producer import TransactionalProducer
 from tests.bridge.test_topics import prepared, record
 from tests.providers.interface import Broker
 
-MUCH_SHORTER_THAN_A_TIME_OUT_S = 20
+MUCH_SHORTER_THAN_A_TIME_OUT_S = 60
 
 
 def positions(found: Visible) -> tuple[int | None, list[int], tuple[str, ...]]:

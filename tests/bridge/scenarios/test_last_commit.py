@@ -58,7 +58,7 @@ def published_from_elsewhere(scene: Scene) -> list[ProgressRecord]:
     """Commit with an origin and its time, until a record is of that; return all records."""
     scene.run("SELECT pg_replication_origin_session_setup('elsewhere')")
     records: list[ProgressRecord] = []
-    for number in range(3, 8):  # a heartbeat that is published with it may be the last commit
+    for number in range(3, 103):  # a heartbeat that is published with it may be the last commit
         scene.together(
             "SELECT pg_replication_origin_xact_setup('0/4711', '2001-02-03 04:05:06+00')",
             f"INSERT INTO t VALUES ({number})",
@@ -71,6 +71,7 @@ def published_from_elsewhere(scene: Scene) -> list[ProgressRecord]:
 
 
 def test_a_commit_of_many_subtransactions_is_judged_too(scene: Scene) -> None:
+    scene.configure(heartbeat_interval_ms=60_000)
     scene.run("CREATE TABLE t (id int PRIMARY KEY)")
     scene.start()
     many = SAVEPOINTS.format("EXCEPTION WHEN division_by_zero THEN NULL; END")
