@@ -27,7 +27,7 @@ from services.demo.workload import TABLES
 from services.testbed.bed import Bed
 from services.testbed.pair import hasten_slot_sync
 
-_SETTLE_TIMEOUT_S: Final = 240.0
+_SETTLE_TIMEOUT_S: Final = 600.0
 _WRITABLE_TIMEOUT_S: Final = 120.0
 
 
@@ -109,17 +109,17 @@ class _Demonstration:
         with stage("start bridge, subscription and Spark"):
             services.write_config()
             services.start_bridge()
-            services.wait("the bridge streams", self._bridge_streams, timeout_s=60)
+            services.wait("the bridge streams", self._bridge_streams, timeout_s=180)
             self._subscribe()
             services.start_tables()
         with stage("wait until Kafka and the subscriber have the rows that were there before"):
-            services.wait("the snapshot is done", services.snapshot_done, timeout_s=240)
-            services.wait("the subscription is in sync", self._subscription_copied, timeout_s=240)
+            services.wait("the snapshot is done", services.snapshot_done, timeout_s=600)
+            services.wait("the subscription is in sync", self._subscription_copied, timeout_s=600)
         with stage("wait until both failover slots are ready"):
             hasten_slot_sync(bed.primary.conninfo(bed.dbname), bed.standby.conninfo(bed.dbname))
-            services.wait("all slots are ready", services.slots_ready, timeout_s=120)
+            services.wait("all slots are ready", services.slots_ready, timeout_s=300)
         with stage("wait until Spark has applied the load"):
-            services.wait("Spark applies changes", self._tables_started, timeout_s=240)
+            services.wait("Spark applies changes", self._tables_started, timeout_s=600)
 
     def _load_through_failover(self) -> float:
         """Load, kill, fail over, load again; return the seconds without a writable primary."""
@@ -141,7 +141,7 @@ class _Demonstration:
             self._observer.standby = None
             self._services.fail_over()
             seconds = writable.seconds()
-            load.wait(timeout=60)
+            load.wait(timeout=180)
         with stage(f"pgbench, {clients} clients, on the new primary"):
             load = workload.start_clients(
                 bed,
@@ -150,7 +150,7 @@ class _Demonstration:
                 clients=clients,
                 seconds=max(1, options.seconds // 2),
             )
-            load.wait(timeout=options.seconds + 60)
+            load.wait(timeout=options.seconds + 180)
         return seconds
 
     def _settle(self) -> None:
