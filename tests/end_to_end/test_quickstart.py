@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests.conftest import NewPair
 from tests.providers.interface import Broker
@@ -15,6 +16,7 @@ from tests.providers.interface import Broker
 PAGE = Path(__file__).parents[2] / "docs" / "QUICKSTART.md"
 
 
+@pytest.mark.timeout(1100)
 def test_the_quick_start_as_it_is_written(new_pair: NewPair, kafka: Broker, tmp_path: Path) -> None:
     trio = new_pair()
     named, *blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -38,7 +40,7 @@ def test_the_quick_start_as_it_is_written(new_pair: NewPair, kafka: Broker, tmp_
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=1000,
     )
     log = tmp_path / "slotbridge.log"
     told = ran.stderr + (log.read_text() if log.exists() else "")

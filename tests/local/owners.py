@@ -44,7 +44,7 @@ class Owner:
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=180)
 
     def await_up(self) -> None:
         """Wait until its servers are up."""

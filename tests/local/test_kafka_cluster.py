@@ -22,7 +22,7 @@ def cluster(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield started
 
 
-def produced(cluster: KafkaCluster, topic: str, *, timeout_s: float = 30.0) -> int:
+def produced(cluster: KafkaCluster, topic: str, *, timeout_s: float = 120.0) -> int:
     """How many of three records were acknowledged by all replicas in sync."""
     acknowledged: list[bool] = []
     producer = Producer(
@@ -42,7 +42,7 @@ def test_one_broker_may_be_lost_with_its_disk_and_two_may_not(cluster: KafkaClus
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.create_topics([NewTopic("t", num_partitions=3)])["t"].result(30)
     cluster.await_in_sync()
-    partitions = admin.list_topics("t", timeout=10).topics["t"].partitions
+    partitions = admin.list_topics("t", timeout=60).topics["t"].partitions
     assert {len(one.replicas) for one in partitions.values()} == {3}
     assert produced(cluster, "t") == 3
     lost = cluster.leader("t")

@@ -32,7 +32,7 @@ def test_nothing_runs_after_the_owner_ended(
         assert len(processes_of(folder)) > 5
         if ending is not None:
             owner.process.send_signal(ending)
-            owner.process.wait(timeout=60)
+            owner.process.wait(timeout=180)
     assert processes_of(folder) == []
     assert owner.process.returncode == {None: 0, signal.SIGTERM: 143, signal.SIGINT: -2}[ending]
 
@@ -157,7 +157,7 @@ def test_an_ordinary_user_can_run_it(tmp_path: Path, folder: Path) -> None:
         env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.stdout == f"{uid} False\n", done.stderr

@@ -197,10 +197,11 @@ class Brokers:
     def forget(self, is_ours: Callable[[str], bool]) -> None:
         """Delete topics of a run that is over: the next one shall not wait for their replicas."""
         admin = self._admin()
-        ours = [name for name in admin.list_topics(timeout=_ASK_S).topics if is_ours(name)]
+        known = insist(lambda: admin.list_topics(timeout=_ASK_S)).topics
+        ours = [name for name in known if is_ours(name)]
         for future in admin.delete_topics(ours, request_timeout=_ASK_S).values() if ours else ():
-            with contextlib.suppress(KafkaException):
-                future.result(_ASK_S)
+            with contextlib.suppress(KafkaException, TimeoutError):
+                future.result(2 * _ASK_S)
 
     def _killed(self, fault: Fault, _prefix: str) -> None:
         for broker in self._chosen(fault):

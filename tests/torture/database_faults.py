@@ -105,7 +105,7 @@ def fail_over(run: TortureRun, fault: Fault) -> None:
     run.primary.kill()
     config = run.folder / "failover.yaml"
     nodes = {s.name: s.conninfo() for s in (run.primary, run.standby)}
-    config.write_text(json.dumps({"failover": {"nodes": nodes, "connect_timeout_s": 2}}))
+    config.write_text(json.dumps({"failover": {"nodes": nodes, "connect_timeout_s": 10}}))
     done = CliRunner().invoke(slotfailover, ["failover", "--config", str(config), "--yes"])
     assert done.exit_code == 0, done.output + done.stderr
     run.failovers += 1

@@ -115,7 +115,7 @@ class Supervised:
         """How often each failpoint was passed, over all processes."""
         return self._fork_server.passages()
 
-    def stop(self, timeout_s: float = 60.0) -> int:
+    def stop(self, timeout_s: float = 180.0) -> int:
         """SIGTERM; returns the exit code of the last process."""
         self._armed.clear()
         self._stopping.set()

@@ -16,9 +16,9 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from tests.torture.checker import Finding
 
-HIDDEN_S_MAX: Final = 15.0
+HIDDEN_S_MAX: Final = 30.0
 """Kafka ends a dead producer's transaction at its time-out (here 3 s), and looks every 10 s; the
-bridge may be killed several times meanwhile.
+bridge may be killed several times meanwhile, and the machine be busy.
 """
 RSS_MIB_MAX: Final = 160.0
 """It has about 70 in these runs, whose rows are small or 400 kB."""
