@@ -2,7 +2,8 @@
 
     answers late, 5xx, 429, no connection,   waited for, then Retryable: the session ends, nothing
     200 with a page of a proxy               is lost, and the next session begins by waiting
-    409                                      the schema is not compatible with former versions
+    409                                      another request registers the schema at the same time:
+                                             its id is looked up; else not compatible, or refused
     422                                      the schema, or the subject's name, is refused
     401, 403                                 credentials
     other                                    refused, with the registry's own words
@@ -22,7 +23,11 @@ from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.registry import RegistrySettings, SubjectNaming
 
 if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry import (
+        Schema,
+        SchemaRegistryClient,
+        SchemaRegistryError,
+    )
 
 logger = structlog.get_logger(__name__)
 
@@ -33,6 +38,8 @@ _LACKS_S: Final = 60
 """How long a schema that the registry lacks is asked for, and is not asked for again after that."""
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 _CONFLICT, _INVALID = 409, 422
+_CONFLICTS_MAX: Final = 3
+"""How often a schema is sent that the registry refuses (409), but calls compatible."""
 _NO_SCHEMA: Final = 40403
 """The registry's own code; a 404 without it may be a proxy's."""
 _PASSING: Final = (408, 429)
@@ -165,29 +172,62 @@ class SchemaRegistry:
 
         Change nothing. Raise as `register`.
         """
-        from confluent_kafka.schema_registry import Schema, SchemaRegistryError
+        from confluent_kafka.schema_registry import Schema
 
         made = Schema(schema, kind)
         with self._explained("look a schema up", subject):
-            try:
-                return int(self._client.lookup_schema(subject, made).schema_id or 0)
-            except SchemaRegistryError as error:
-                if error.http_status_code != _NOT_FOUND:
-                    raise
-            try:
-                if self._client.test_compatibility_all_versions(subject, made):
-                    return None
-            except SchemaRegistryError as error:
-                if error.http_status_code == _NOT_FOUND:  # nothing to be compatible with
-                    return None
-                raise
-            raise SchemaRegistryError(_CONFLICT, 0, "as the subject's rule of compatibility says")
+            found = self._registered(subject, made)
+            if found is None and not self._compatible(subject, made):
+                said = "as the subject's rule of compatibility says"
+                raise self._incompatible(said, "look a schema up", subject)
+            return found
 
     def _register(self, subject: str, schema: str, kind: str) -> int:
-        from confluent_kafka.schema_registry import Schema
+        """Return the id of a schema under `subject`, registered now if it is new there.
 
+        A registry answers 409 to an incompatible schema, and to one that another request, perhaps
+        our own that was answered too late, registers at the same time (Apicurio: "already exists").
+        """
+        from confluent_kafka.schema_registry import Schema, SchemaRegistryError
+
+        made = Schema(schema, kind)
         with self._explained("register a schema", subject):
-            return int(self._client.register_schema(subject, Schema(schema, kind)))
+            for _ in range(_CONFLICTS_MAX):
+                try:
+                    return int(self._client.register_schema(subject, made))
+                except SchemaRegistryError as error:
+                    if error.http_status_code != _CONFLICT:
+                        raise
+                    conflict = error
+                found = self._registered(subject, made)
+                if found is not None:
+                    return found
+                if not self._compatible(subject, made):
+                    raise self._incompatible(_said(conflict), "register a schema", subject)
+                time.sleep(_PAUSE_S)
+            raise conflict
+
+    def _registered(self, subject: str, made: "Schema") -> int | None:
+        """Return the id of a schema under `subject`, None where it is not there."""
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        try:
+            return int(self._client.lookup_schema(subject, made).schema_id or 0)
+        except SchemaRegistryError as error:
+            if error.http_status_code == _NOT_FOUND:
+                return None
+            raise
+
+    def _compatible(self, subject: str, made: "Schema") -> bool:
+        """Tell whether the registry takes a schema beside the versions of `subject`."""
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        try:
+            return bool(self._client.test_compatibility_all_versions(subject, made))
+        except SchemaRegistryError as error:
+            if error.http_status_code == _NOT_FOUND:  # nothing to be compatible with
+                return True
+            raise
 
     @property
     def _client(self) -> "SchemaRegistryClient":
@@ -229,7 +269,7 @@ class SchemaRegistry:
 
     def _refusal(self, error: Any, operation: str, subject: str) -> SlotbridgeError:
         status = error.http_status_code
-        said = " ".join(str(error.error_message).split())[:_REASON_CHARACTERS_MAX]
+        said = _said(error)
         if status >= _SERVER_ERROR or status in _PASSING:
             return self._unreachable(f"status {status}: {said}", operation)
         if status in (_UNAUTHORIZED, _FORBIDDEN):
@@ -241,17 +281,6 @@ class SchemaRegistry:
                 "writing of the subject",
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             )
-        if status == _CONFLICT:
-            return SetupError(
-                "the table's new schema is not compatible with earlier ones of the subject "
-                f"({self._compared(subject)}): {said}",
-                operation=operation,
-                subject=f"subject {subject}",
-                hint="let readers take the new schema: set the subject's compatibility to NONE "
-                f"(PUT {self._settings.url}/config/{subject}), start the bridge, and set it back; "
-                "or leave the changed column out (shaping.columns); the slot keeps the changes",
-                exit_code=ExitCode.SCHEMA_REFUSED,
-            )
         return SetupError(
             f"the schema registry refuses the schema (status {status}): {said}",
             operation=operation,
@@ -259,8 +288,20 @@ class SchemaRegistry:
             hint="the registry's own words say what it does not take in the schema or in the "
             "subject's name: choose another registry.subject_naming, leave the column out "
             "(shaping.columns), or ask the registry's operator about its rules for subjects"
-            if status == _INVALID
+            if status in (_INVALID, _CONFLICT)
             else "check that registry.url names the registry's Confluent API",
+            exit_code=ExitCode.SCHEMA_REFUSED,
+        )
+
+    def _incompatible(self, said: str, operation: str, subject: str) -> SetupError:
+        return SetupError(
+            "the table's new schema is not compatible with earlier ones of the subject "
+            f"({self._compared(subject)}): {said}",
+            operation=operation,
+            subject=f"subject {subject}",
+            hint="let readers take the new schema: set the subject's compatibility to NONE "
+            f"(PUT {self._settings.url}/config/{subject}), start the bridge, and set it back; "
+            "or leave the changed column out (shaping.columns); the slot keeps the changes",
             exit_code=ExitCode.SCHEMA_REFUSED,
         )
 
@@ -301,3 +342,8 @@ class SchemaRegistry:
             hint="check that the registry runs, and check registry.url and registry.ca_file",
             exit_code=ExitCode.REGISTRY_UNREACHABLE,
         )
+
+
+def _said(error: "SchemaRegistryError") -> str:
+    """Return the registry's own words."""
+    return " ".join(str(error.error_message).split())[:_REASON_CHARACTERS_MAX]

@@ -84,6 +84,7 @@ def test_ids_are_remembered_by_one_client_alone(settings: RegistrySettings) -> N
 
 LATEST = {"subject": "t-value", "version": 3, "id": 7, "schema": '"string"'}
 REFUSED = (409, {"error_code": 409, "message": "READER_FIELD_MISSING_DEFAULT_VALUE"})
+COMPARED = "/compatibility/subjects/t-value/versions"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_a_conflict_names_the_versions_that_the_registry_compares(
 ) -> None:
     _Answers.by_path = {
         "/subjects/t-value/versions": REFUSED,
+        COMPARED: (200, {"is_compatible": False}),
         "/subjects/t-value/versions/latest": (200, LATEST),
         **({"/config/t-value": (200, {"compatibilityLevel": of_subject})} if of_subject else {}),
         **({"/config": (200, {"compatibilityLevel": of_all})} if of_all else {}),
@@ -107,6 +109,24 @@ def test_a_conflict_names_the_versions_that_the_registry_compares(
     error = refusal(settings)
     assert said in error.message and "READER_FIELD_MISSING" in error.message
     assert f"{settings.url}/config/t-value" in error.hint
+
+
+def test_a_conflict_is_called_incompatible_only_where_the_registry_says_so(
+    settings: RegistrySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry answers 409 to what another request registers at the same time, too."""
+    monkeypatch.setattr("services.kafka.schema_registry._PAUSE_S", 0)
+    _Answers.by_path = {
+        "/subjects/t-value/versions": (409, {"error_code": 409, "message": "already exists"}),
+        COMPARED: (200, {"is_compatible": True}),
+    }
+    error = refusal(settings)
+    assert "(status 409): already exists" in error.message
+    assert "compatible" not in f"{error.message} {error.hint}"
+    _Answers.by_path["/subjects/t-value"] = (200, LATEST)
+    registry = SchemaRegistry(settings)
+    assert registry.register("t-value", '"string"', "AVRO", lambda: None) == 7
+    registry.close()
 
 
 def test_a_schema_that_the_registry_refuses_is_not_a_wrong_url(settings: RegistrySettings) -> None:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from schemas.errors import ExitCode
+from schemas.errors import ExitCode, SlotbridgeError
+from schemas.registry import RegistrySettings
 from services.bridge.events.formats.protobuf import message_class
 from services.demo.copies import committed
+from services.kafka.schema_registry import SchemaRegistry
 from services.testbed.registry import API, Registry, registry
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
@@ -362,7 +365,7 @@ def test_a_registry_that_is_down_is_waited_for_and_nothing_is_lost(
     own = Registry(tmp_path)
     source.run("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
     settings: dict[str, Any] = {"registry": {"url": own.url, "deadline_ms": 1000}}
-    bridge = source.registered(own, **settings, connect_deadline_ms=120_000).start()
+    bridge = source.registered(own, **settings, connect_deadline_ms=60_000).start()
     try:
         eventually(
             lambda: "the schema registry does not answer" in bridge.output,
@@ -476,3 +479,27 @@ def test_a_format_without_a_registry_is_refused_by_name(source: Source) -> None:
 def test_a_registry_that_does_not_come_ends_in_an_exit_code(source: Source, tmp_path: Path) -> None:
     bridge = source.registered(Registry(tmp_path), connect_deadline_ms=2_000).start()
     assert bridge.exit_code() == ExitCode.REGISTRY_UNREACHABLE
+
+
+def test_one_schema_is_registered_by_two_at_the_same_time(schemas: Registry) -> None:
+    """The registry refuses one with 409, which it answers to an incompatible schema, too."""
+    together = threading.Barrier(2)
+    settings = RegistrySettings(url=schemas.url, deadline_ms=60_000)
+
+    def registered() -> list[int]:
+        mine = SchemaRegistry(settings)
+        found = []
+        try:
+            for number in range(20):
+                together.wait(120)
+                found.append(mine.register(f"two-{number}", '"string"', "AVRO", lambda: None))
+        except SlotbridgeError:
+            together.abort()
+            raise
+        finally:
+            mine.close()
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(registered) for _ in range(2))
+    assert first.result() == second.result()
