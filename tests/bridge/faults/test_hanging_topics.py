@@ -16,14 +16,12 @@ from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import await_session
 from tests.bridge.faults.markers import is_any, kill_before_markers, last_batch
-from tests.bridge.faults.test_hanging import tell
+from tests.bridge.faults.test_hanging import QUIET, tell
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually
 
-QUIET = {"heartbeat_interval_ms": 60_000}
-"""Without heartbeats: one may be committed alone, and the first commit is to be one of rows."""
 TABLES = """
     CREATE TABLE plain (id int PRIMARY KEY);
     CREATE TABLE routed (id int PRIMARY KEY);

@@ -22,7 +22,7 @@ from tests.bridge.faults.markers import (
     is_not_the_progress,
     kill_before_markers,
 )
-from tests.bridge.faults.test_hanging import commit_once, tell
+from tests.bridge.faults.test_hanging import QUIET, commit_once, tell
 from tests.bridge.running import Bridge
 
 CASES = [
@@ -44,7 +44,7 @@ def test_aborted_events_are_published_again(
     told: bool,
     points: list[str],
 ) -> None:
-    bridge = new_bridge(conninfo, broker=own_kafka)
+    bridge = new_bridge(conninfo, broker=own_kafka, **QUIET)
     leave_hanging(bridge, conninfo, load, own_kafka, forgotten, told=told)
     for point in points:
         assert bridge.start(SLOTBRIDGE_FAILPOINT=f"{point}:1").exit_code() == -9, bridge.output
@@ -59,7 +59,7 @@ def test_a_note_that_is_left_over_does_no_harm(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge, point: str
 ) -> None:
     """Killed before anything was written, and after what hung was committed."""
-    bridge = new_bridge(conninfo, broker=own_kafka)
+    bridge = new_bridge(conninfo, broker=own_kafka, **QUIET)
     leave_hanging(bridge, conninfo, load, own_kafka, is_any, told=True)
     assert bridge.start(SLOTBRIDGE_FAILPOINT=f"{point}:1").exit_code() == -9, bridge.output
     bridge.start()
@@ -76,7 +76,7 @@ def test_a_transaction_that_publishes_again_may_hang_too(
     """Kafka has decided that transaction as well, told nobody, and all died. `producer`: of the
     one before, whose record is visible.
     """
-    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    bridge = new_bridge(conninfo, broker=own_kafka, **QUIET).start().streaming()
     load.more(20)
     bridge.kill()
     since_ms = commit_once(bridge, load)
@@ -104,7 +104,7 @@ def test_a_transaction_that_ends_a_hanging_one_may_hang_too(
     """Of the two producers, the second was told to abort, and no partition heard of it: all that
     hangs there is the record that means nothing.
     """
-    bridge = new_bridge(conninfo, broker=own_kafka)
+    bridge = new_bridge(conninfo, broker=own_kafka, **QUIET)
     leave_hanging(bridge, conninfo, load, own_kafka, is_any, told=False)
     since_ms = int(time.time() * 1000)
     assert bridge.start(SLOTBRIDGE_FAILPOINT="agreed:1").exit_code() == -9, bridge.output
@@ -120,7 +120,7 @@ def test_events_that_retention_removed_stop_the_bridge(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """The topic's retention has removed it meanwhile; an operator may go on without it."""
-    bridge = new_bridge(conninfo, broker=own_kafka)
+    bridge = new_bridge(conninfo, broker=own_kafka, **QUIET)
     admin, topic = interrupt_settling(bridge, conninfo, load, own_kafka)
     partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
     wanted = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
@@ -141,7 +141,7 @@ def test_events_of_a_missing_topic_stop_the_bridge(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """It may also be a broker, or a privilege, that does not show the topic."""
-    bridge = new_bridge(conninfo, broker=own_kafka)
+    bridge = new_bridge(conninfo, broker=own_kafka, **QUIET)
     admin, topic = interrupt_settling(bridge, conninfo, load, own_kafka)
     admin.delete_topics([topic])[topic].result(30)
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
