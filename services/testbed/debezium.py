@@ -25,7 +25,7 @@ from services.testbed.java import find_java_home
 from services.testbed.ports import LOOPBACK, free_port
 from services.testbed.processes import Processes
 
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _REST_TIMEOUT_S = 300.0
 _JVM_OPTIONS = (

@@ -43,7 +43,7 @@ SETTINGS: dict[str, str | int] = {
     "log.index.size.max.bytes": 262_144,
 }
 """Settings of a broker without peers, and settings that make it quick."""
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 30.0
 _PROBE_TIMEOUT_S = 1.0
 _JVM_OPTIONS = (

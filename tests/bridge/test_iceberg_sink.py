@@ -194,12 +194,12 @@ def test_microseconds_in_a_timestamp_column_are_wrong_and_a_truncated_event_stop
         bridge.start().streaming()
         run(source, "INSERT INTO t VALUES (1, '1970-01-02 00:00')")
         sink.start()
-        eventually(lambda: sink.rows("t") or not sink.works, what="the row is there", timeout_s=60)
+        eventually(lambda: sink.rows("t") or not sink.works, what="the row is there", timeout_s=120)
         assert [str(row["at"]) for row in sink.rows("t")] == ["1972-09-27 00:00:00"]
         run(source, "TRUNCATE t")
-        eventually(lambda: not sink.works, what="the sink's task fails", timeout_s=60)
+        eventually(lambda: not sink.works, what="the sink's task fails", timeout_s=120)
         failure = "NullPointerException"
-        eventually(lambda: failure in sink.log.read_text(), what="it logs why", timeout_s=60)
+        eventually(lambda: failure in sink.log.read_text(), what="it logs why", timeout_s=120)
     finally:
         sink.kill()
         bridge.end()
@@ -221,7 +221,7 @@ def arrived(sink: IcebergSink, events: int) -> None:
         assert sink.works, sink.output
         return sum(len(sink.rows(name)) for name in KEYS) >= events
 
-    eventually(there, what=f"{events} rows", timeout_s=60, interval_s=0.5)
+    eventually(there, what=f"{events} rows", timeout_s=120, interval_s=0.5)
 
 
 def identity(row: dict[str, Any], key: tuple[str, ...]) -> tuple[Any, ...]:

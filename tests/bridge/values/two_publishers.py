@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from psycopg import sql
 
+from services.demo.copies import committed, committed_messages
 from services.testbed.debezium import Connector, Debezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
@@ -24,6 +25,7 @@ from tests.bridge.values import samples
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker
 from tests.providers.serial_registry import SerialRegistry, serial_registry
+from tests.providers.waiting import eventually
 
 Decode = Callable[[bytes, str, str], Any]
 """Bytes, topic, and `key`, `value` or `header` -> what they say."""
@@ -173,17 +175,19 @@ def published(
             jars=("debezium", "connect-avro") if registry else ("debezium",),
         )
         debezium.start()
-        result = {
+        for mode in modes:
+            _await_last(kafka, f"d{name}{mode}", debezium.log)
+        debezium.stop()  # which has sent what it sends beside the last row then
+        for bridge in bridges:
+            bridge.caught_up()
+            assert bridge.stop() == 0, bridge.output
+        return {
             mode: Source(
-                _read(kafka, f"d{name}{mode}", debezium.log, decode or _json),
-                _read(kafka, f"{name}{mode}", None, decode or _json),
+                _read(kafka, f"d{name}{mode}", decode or _json),
+                _read(kafka, f"{name}{mode}", decode or _json),
             )
             for mode in modes
         }
-        debezium.stop()
-        for bridge in bridges:
-            assert bridge.stop() == 0, bridge.output
-    return result
 
 
 def published_by_registry(
@@ -259,42 +263,44 @@ def _make_topics(kafka: Broker, prefix: str) -> None:
         future.result(30)
 
 
-def _read(kafka: Broker, prefix: str, log: Path | None, decode: Decode) -> dict[str, list[Record]]:
-    """Everything of `prefix`, until the last row has come."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap_servers,
-            "group.id": f"reader-{prefix}",
-            "auto.offset.reset": "earliest",
-            "topic.metadata.refresh.interval.ms": 500,
-        }
-    )
+def _await_last(kafka: Broker, prefix: str, log: Path) -> None:
+    """Wait until the row that is written last is in the topics of `prefix`."""
+    topic = f"{prefix}.public.finished"
+    try:
+        eventually(
+            lambda: topic in _topics(kafka) and any(committed(kafka.bootstrap_servers, topic)),
+            what=f"{prefix}: the last row has come",
+            timeout_s=60,
+            interval_s=0.5,
+        )
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {log.read_text(encoding='utf-8')[-3000:]}") from None
+
+
+def _topics(kafka: Broker) -> list[str]:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    return [*admin.list_topics(timeout=60).topics]
+
+
+def _read(kafka: Broker, prefix: str, decode: Decode) -> dict[str, list[Record]]:
+    """Everything of `prefix`, whose publisher writes no more."""
+    names = re.compile(rf"{re.escape(prefix)}\.(public\..*|message)")
+    topics = [topic for topic in _topics(kafka) if names.fullmatch(topic)]
     found: dict[str, list[Record]] = {}
-    with contextlib.closing(consumer):
-        consumer.subscribe([f"^{prefix}\\.(public\\..*|message)$"])
-        quiet = 0
-        for _ in range(1200):
-            message = consumer.poll(0.1)
-            quiet += 1
-            if message is not None and message.error() is None:
-                quiet = 0
-                topic = str(message.topic())
-                key, value = message.key(), message.value()
-                headers: dict[str, Any] = dict(message.headers() or [])
-                found.setdefault(topic.removeprefix(f"{prefix}."), []).append(
-                    Record(
-                        decode(key or b"", topic, "key"),
-                        decode(value or b"", topic, "value"),
-                        {
-                            name: decode(content or b"", topic, "header")
-                            for name, content in headers.items()
-                        },
-                    )
-                )
-            if "public.finished" in found and quiet > 10:
-                return found
-    said = log.read_text(encoding="utf-8")[-3000:] if log is not None else ""
-    raise AssertionError(f"{prefix}: the last row has not come, {sorted(found)} have. {said}")
+    for message in committed_messages(kafka.bootstrap_servers, topics, decided_s=30):
+        topic = str(message.topic())
+        headers: dict[str, Any] = dict(message.headers() or [])
+        found.setdefault(topic.removeprefix(f"{prefix}."), []).append(
+            Record(
+                decode(message.key() or b"", topic, "key"),
+                decode(message.value() or b"", topic, "value"),
+                {
+                    name: decode(content or b"", topic, "header")
+                    for name, content in headers.items()
+                },
+            )
+        )
+    return found
 
 
 def _json(data: bytes, _topic: str, _part: str) -> Any:
