@@ -259,7 +259,7 @@ def test_rows_move_into_and_out_of_a_row_filter_that_changes(
         assert kinds_and_ids(bridge) == {*read, ("c", 1), ("d", 9), ("u", 4)}, (
             "row 5 fits too, and nobody has asked for it"
         )
-        assert [*bridge.events("u")][-1]["after"] == {"id": 2, "secret": "shown"}
+        assert {"id": 2, "secret": "shown"} in [event["after"] for event in bridge.events("u")]
         assert bridge.stop() == 0, bridge.output
 
         settings(bridge, row_filters={"public.t": "amount > 6"})

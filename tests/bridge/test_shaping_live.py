@@ -93,7 +93,8 @@ def test_all_ways_of_shaping_work_together(
         ("u", row, row),
     ]
     visits = [(key, value) for key, value in bridge.records("t.visit") if key is not None]
-    assert [key for key, _ in visits] == [b'{"person":1}', b'{"person":2}', b'{"person":2}']
+    keys = sorted(key or b"" for key, _ in visits)
+    assert keys == [b'{"person":1}', b'{"person":2}', b'{"person":2}']
     assert [e["op"] for e in values(bridge, "t.visit")].count("t") == 2
     assert sorted(e["source"]["table"] for e in values(bridge, "parts")) == ["part_1", "part_2"]
     shapes = {e["table"]: [c["name"] for c in e["after"]] for e in values(bridge, "schema")}

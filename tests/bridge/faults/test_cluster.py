@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator
 from functools import partial
 from threading import Timer
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
@@ -48,7 +49,7 @@ def alone(kafka_cluster: KafkaCluster, topic_prefix: str) -> Iterator[str]:
     admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers})
     config = {"min.insync.replicas": "1"}
     new = NewTopic(name, num_partitions=1, replication_factor=1, config=config)
-    admin.create_topics([new])[name].result(20)
+    admin.create_topics([new])[name].result(60)
     yield name
     admin.delete_topics([name])[name].result(30)
 
@@ -69,15 +70,26 @@ def test_topics_have_three_replicas_two_of_which_must_be_in_sync(
     topics.prepare()
     topics.partitions(f"{topic_prefix}.public.t")
     admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers})
-    found = admin.list_topics(timeout=20).topics
-    names = [name for name in found if name.startswith(topic_prefix)]
-    assert len(names) == 6
-    for name in names:
-        assert {len(one.replicas) for one in found[name].partitions.values()} == {3}
+
+    def made() -> dict[str, Any] | None:
+        """None of a broker that has not heard of all of them yet."""
+        there = admin.list_topics(timeout=60).topics
+        found = {name: one for name, one in there.items() if name.startswith(topic_prefix)}
+        return found if len(found) >= 6 else None
+
+    def config(name: str) -> dict[str, Any] | None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-        config = admin.describe_configs([resource])[resource].result(20)
-        assert config["min.insync.replicas"].value == "2"
-        assert config["message.timestamp.type"].value == "LogAppendTime"
+        with contextlib.suppress(KafkaException):
+            return dict(admin.describe_configs([resource])[resource].result(60))
+        return None
+
+    found = eventually(made, what="the topics are there") or {}
+    assert len(found) == 6
+    for name, topic in found.items():
+        assert {len(one.replicas) for one in topic.partitions.values()} == {3}
+        told = eventually(partial(config, name), what=f"{name} is described") or {}
+        assert told["min.insync.replicas"].value == "2"
+        assert told["message.timestamp.type"].value == "LogAppendTime"
 
 
 def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer_goes_on(
@@ -102,7 +114,7 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
     def lose_leader(check: MarkerCheck, names: Iterable[str]) -> None:
         flushed(check, names)
         leader.kill()
-        eventually(lambda: cluster.leader(alone) is None, what="it has no leader")
+        eventually(lambda: is_leaderless(cluster, alone), what="it has no leader")
 
     with monkeypatch.context() as patch:
         patch.setattr(MarkerCheck, "flushed", lose_leader)
@@ -128,7 +140,7 @@ def test_a_start_waits_for_a_partition_without_a_leader_and_says_so(
     load.more(5)
     bridge.kill()
     leader.kill()
-    eventually(lambda: kafka_cluster.leader(alone) is None, what="it has no leader")
+    eventually(lambda: is_leaderless(kafka_cluster, alone), what="it has no leader")
     impatient = new_bridge(
         conninfo, broker=kafka_cluster, connect_deadline_ms=100, publication=bridge.publication
     )
@@ -151,7 +163,7 @@ def test_a_broker_that_was_cut_off_and_takes_itself_for_the_leader_proves_no_los
     cluster, name = kafka_cluster, f"{topic_prefix}.public.t"
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     new = NewTopic(name, num_partitions=1, replication_factor=3)
-    admin.create_topics([new])[name].result(20)
+    admin.create_topics([new])[name].result(60)
     old = eventually(lambda: leader_of(cluster, name), what="it has a leader", timeout_s=120)
     assert old is not None
     write(cluster, name)
@@ -194,6 +206,13 @@ def leader_of(cluster: KafkaCluster, topic: str) -> KafkaBroker | None:
     with contextlib.suppress(KafkaException, KeyError):
         return cluster.leader(topic)
     return None
+
+
+def is_leaderless(cluster: KafkaCluster, topic: str) -> bool:
+    """Whether a broker says that nobody leads it."""
+    with contextlib.suppress(KafkaException):
+        return cluster.leader(topic) is None
+    return False
 
 
 def resume(brokers: Iterable[KafkaBroker]) -> None:

@@ -210,7 +210,8 @@ def test_a_key_that_changes_unseen_in_a_partition_is_refused(scene: Scene) -> No
         "ALTER TABLE public.p_rest_high REPLICA IDENTITY FULL",
     ):
         assert part in said
-    assert [key for key, _ in scene.bridge.records("public.p")][-1] == b'{"id":8,"region":"s"}'
+    keys = {key for key, _ in scene.bridge.records("public.p")}
+    assert b'{"id":8,"region":"s"}' in keys and b'{"id":1003,"region":"s"}' not in keys
 
 
 def test_a_deferrable_primary_key_is_not_used_as_key(scene: Scene) -> None:
