@@ -200,9 +200,9 @@ class Bridge:
 
             eventually(confirmed, what=f"{self.slot} is confirmed up to {row[0]}", timeout_s=60)
 
-    def events(self, table: str) -> Iterator[dict[str, Any]]:
+    def events(self, table: str, decided_s: float = DECIDED_S) -> Iterator[dict[str, Any]]:
         """The committed events of a table, tombstones left out."""
-        for _key, value in self._committed(f"{self.prefix}.public.{table}"):
+        for _key, value in self._committed(f"{self.prefix}.public.{table}", decided_s):
             if value is not None:
                 yield json.loads(value)
 
@@ -210,16 +210,18 @@ class Bridge:
         """(key, value) of the committed records of a topic, named without its prefix."""
         return [*self._committed(f"{self.prefix}.{topic}")]
 
-    def _committed(self, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
+    def _committed(
+        self, topic: str, decided_s: float = DECIDED_S
+    ) -> Iterator[tuple[bytes | None, bytes | None]]:
         """(key, value) of the committed records; what is undecided soon is waited for.
 
         A busy Kafka takes some time to tell its partitions of a commit. Of a bridge that was
         killed, the last transaction is decided by the next one alone.
         """
         killed = self._process is not None and self._process.poll() == -signal.SIGKILL
-        decided_s = UNDECIDED_S if killed else DECIDED_S
+        wait_s = min(UNDECIDED_S, decided_s) if killed else decided_s
         servers = self.kafka.bootstrap_servers
-        for _partition, key, value in committed(servers, topic, decided_s=decided_s):
+        for _partition, key, value in committed(servers, topic, decided_s=wait_s):
             yield key, value
 
     def topics(self) -> set[str]:

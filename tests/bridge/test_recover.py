@@ -11,6 +11,7 @@ from schemas.errors import ExitCode
 from schemas.events import UNAVAILABLE
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
 from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import DECIDED_S
 from tests.bridge.recover_process import (
     assert_equal,
     assert_goes_on,
@@ -21,7 +22,7 @@ from tests.bridge.recover_process import (
     recovered,
     touch,
 )
-from tests.bridge.running import Bridge
+from tests.bridge.running import UNDECIDED_S, Bridge
 from tests.providers.databases import once_free
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually
@@ -44,9 +45,10 @@ def stopped(conninfo: str, new_bridge: NewBridge) -> Bridge:
     return bridge
 
 
-def repairs(bridge: Bridge) -> Counter[str]:
+def repairs(bridge: Bridge, decided_s: float = DECIDED_S) -> Counter[str]:
     """How many events of each op a repair has published."""
-    return Counter(e["op"] for e in bridge.events("t") if e["source"]["snapshot"] == "repair")
+    events = bridge.events("t", decided_s)
+    return Counter(e["op"] for e in events if e["source"]["snapshot"] == "repair")
 
 
 def test_a_slot_that_is_gone(stopped: Bridge, conninfo: str) -> None:
@@ -78,7 +80,7 @@ def test_killed_and_run_again(stopped: Bridge, conninfo: str, point: str) -> Non
     killed = recover(bridge, **{VARIABLE: f"{point}:1"})
     assert killed.returncode == -9, killed.stderr
     published = point == "recover committed"
-    assert bool(repairs(bridge)) is published
+    assert bool(repairs(bridge, DECIDED_S if published else UNDECIDED_S)) is published
     if not published:
         assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
         noted = "`slotbridge recover` was interrupted" in bridge.output
