@@ -227,7 +227,7 @@ class Rebuilds:
         if asked is None:
             raise catalog.overtaken(state.identifier)
         note = RebuildNote(asked, topic_id, shape, whole=whole)
-        staging.begin_side(table, note.text())
+        staging.begin_side(self._spark, state.identifier, state.sealed, note)
         log.info("a rebuild begins", table=name, whole=whole)
         staging.warn_emptied(name, state.kept)
         return note
@@ -343,7 +343,8 @@ class Rebuilds:
         if bad or (note.commit_lsn == NEVER and self._topics.dead.may_lack(name)):
             incomplete_tables.mark(self._spark, part.upto_lsn, [name], opened, states)
         snapshot_rows.raise_bounds({name: summary.seen_lsn}, opened, states)
-        base = self._staging.begin(table.identifier, states[name].sealed, rebuilt=True)
+        known = states[name].sealed
+        base = self._staging.begin(table.identifier, known, rebuilt=note.commit_lsn)
         begins = note.commit_lsn == NEVER
         if begins or summary.events:
             ours = replace(

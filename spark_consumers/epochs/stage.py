@@ -119,7 +119,8 @@ class Stage:
         def stage(item: Work) -> None:
             state = states.get(item.name)
             known, table = sealed_of(state), item.table
-            base = self._staging.begin(table.identifier, known, rebuilt=table.rebuilt)
+            rebuilt = table.commit_lsn if table.rebuilt else None
+            base = self._staging.begin(table.identifier, known, rebuilt=rebuilt)
             filled = base.snapshot is not None and table_writer.fill(self._spark, item)
             by_index = None if filled else self._deletes(item, base, values)
             way = table_writer.write_table(item, own(item.summary.topic), by_index)

@@ -12,7 +12,7 @@ branch by a kill is removed by the next `begin`.
 A rebuild has a branch of its own in the table, REBUILT, which stays from epoch to epoch:
 
     begin_side   the branch begins at the table as it is, with a note of how far it is: at nothing
-    begin        a writer's branch begins at the rebuild's (`side`)
+    begin        a writer's branch begins at the rebuild's (`side`), where its note is the writer's
     extend       one commit: the writer's branch becomes the rebuild's, with its note
     adopt        as above; what was the table stays only under its tags
 """
@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.iceberg import catalog, commits, rollback
 from spark_consumers.iceberg.evolution import drop_columns
+from spark_consumers.iceberg.rebuild_note import RebuildNote, rebuild_note_from
 from spark_consumers.iceberg.tables import State, is_large, merge_mode, state_of
 from spark_consumers.sql import quoted
 
@@ -71,23 +72,26 @@ class Staging:
         known: tuple[int, int],
         *,
         explicit: bool = False,
-        rebuilt: bool = False,
+        rebuilt: int | None = None,
     ) -> Base:
         """Prepare a table for an epoch after `known` (epoch and commit LSN, -1 for none).
 
         The branch is made at once: one that a write makes would count the table's rows and bytes
         from zero in its snapshot's summary. `explicit`: so is that of a table without snapshots.
-        `rebuilt`: it begins at the rebuild's branch. Raise Retryable (LOCKED) where the table
-        has another epoch, or no such branch. Raise OperatorNeeded where the table was rolled back
-        behind its last epoch; with `explicit` or `rebuilt` its rows are of no importance.
+        `rebuilt`: it begins at the rebuild's branch, to which this writer has brought the events up
+        to this commit LSN. Raise Retryable (LOCKED) where the table has another epoch, or no such
+        branch, or one that another writer has brought elsewhere. Raise OperatorNeeded where the
+        table was rolled back behind its last epoch; with `explicit` or `rebuilt` its rows are of no
+        importance.
         """
         table = catalog.load(self._spark, identifier)
         found = catalog.require_known(table, identifier, known)
-        if not (rebuilt or explicit) and rollback.rolled_back(table, found):
+        of_rebuild = rebuilt is not None
+        if not (of_rebuild or explicit) and rollback.rolled_back(table, found):
             raise rollback.refused(identifier)
         snapshot = catalog.snapshot_id(table)
-        side = catalog.ref_snapshot(table, REBUILT) if rebuilt else None
-        if rebuilt and side is None:
+        side = catalog.ref_snapshot(table, REBUILT) if of_rebuild else None
+        if of_rebuild and (side is None or _rebuilt_to(found) != rebuilt):
             raise catalog.overtaken(identifier)
         start = snapshot if side is None else side
         left = [name for name in catalog.ref_names(table) if name.startswith(BRANCH)]
@@ -126,9 +130,16 @@ class Staging:
             self._spark.conf.unset(catalog.SUMMARY_OPTION + catalog.REBUILD)
 
     def written(self, base: Base) -> Base:
-        """Return the base with the last snapshot of its branch: only that snapshot is adopted."""
+        """Return the base with the last snapshot of its branch: only that snapshot is adopted.
+
+        Raise Retryable (LOCKED) where another writer has removed the branch of a rebuild's part or
+        epoch: what was written then comes after the table's rows, not after the rebuild's.
+        """
         table = catalog.load(self._spark, base.identifier)
-        return base._replace(head=catalog.ref_snapshot(table, self._branch))
+        head = catalog.ref_snapshot(table, self._branch)
+        if head and base.side and not rollback.comes_from(table, base.side, head):
+            raise catalog.overtaken(base.identifier)
+        return base._replace(head=head)
 
     def branch(self, base: Base) -> str:
         """Return the quoted name of a table's branch; the table's own where nothing was written."""
@@ -217,16 +228,31 @@ class Staging:
         commits.change(self._spark, base.identifier, None, make)
 
 
-def begin_side(table: Any, note: str) -> None:
-    """Begin a rebuild's branch, in place of one that is there, with its note, in one commit."""
-    snapshot = catalog.snapshot_id(table)
-    transaction = table.newTransaction()
-    transaction.updateProperties().set(catalog.REBUILD_NOTE, note).commit()
-    manage = transaction.manageSnapshots()
-    if catalog.ref_snapshot(table, REBUILT) is not None:
-        manage.removeBranch(REBUILT)
-    manage.createBranch(*([REBUILT] if snapshot is None else [REBUILT, snapshot])).commit()
-    transaction.commitTransaction()
+def begin_side(
+    spark: SparkSession, identifier: str, known: tuple[int, int], note: RebuildNote
+) -> None:
+    """Begin a rebuild's branch, in place of one that is there, with its note, in one commit.
+
+    `known`: the epoch and commit LSN of the table's writer. Raise Retryable (LOCKED) where the
+    table has another epoch, or nobody asks for this rebuild any more.
+    """
+
+    def make(table: Any, transaction: Any) -> None:
+        if catalog.properties(table).get(catalog.REBUILD) != note.asked:
+            raise catalog.overtaken(identifier)
+        transaction.updateProperties().set(catalog.REBUILD_NOTE, note.text()).commit()
+        snapshot, manage = catalog.snapshot_id(table), transaction.manageSnapshots()
+        if catalog.ref_snapshot(table, REBUILT) is not None:
+            manage.removeBranch(REBUILT)
+        manage.createBranch(*([REBUILT] if snapshot is None else [REBUILT, snapshot])).commit()
+
+    commits.change(spark, identifier, known, make)
+
+
+def _rebuilt_to(found: Mapping[str, str]) -> int | None:
+    """Return the commit LSN of a rebuild's branch, by a table's properties; None without a note."""
+    text = found.get(catalog.REBUILD_NOTE)
+    return rebuild_note_from(text).commit_lsn if text else None
 
 
 def warn_emptied(source: str, kept: Sequence[str]) -> None:

@@ -7,12 +7,12 @@ import pytest
 from pyspark.errors import PySparkException
 
 from schemas.errors import Retryable
-from spark_consumers.epochs import epoch_runner, incomplete_tables
+from spark_consumers.epochs import epoch_runner, incomplete_tables, table_writer
 from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.epochs.rebuilds import Rebuilds
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.failures import translated
-from spark_consumers.iceberg import catalog, commits
+from spark_consumers.iceberg import catalog, commits, staging
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
@@ -271,6 +271,93 @@ def test_an_overtaken_writer_ends_no_rebuild_of_the_other_one(
         pipeline.step()
     table = catalog.load(pipeline.spark, pipeline.identifier("items"))
     assert catalog.REBUILD in catalog.properties(table)
+
+
+def to_be_rebuilt(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table without a key that lacks a row, and is to be rebuilt in parts."""
+    monkeypatch.setattr("spark_consumers.epochs.rebuilds.PART_EVENTS", 4)
+    pipeline.publisher.announce(LOG)
+    for number in range(0, 14, 2):
+        with pipeline.publisher.transaction() as t:
+            t.insert(LOG, {"b": number})
+            t.insert(LOG, {"b": number + 1})
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(offsets_per_trigger_max=4)
+    pipeline.spark.sql(f"DELETE FROM {pipeline.identifier('log')} WHERE b = 1")
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.log"]))
+
+
+def finish_rebuild(pipeline: Pipeline) -> int:
+    """Rebuild the table, and begin again where it must be; how often that was."""
+    again = 0
+    for _ in range(40):
+        if not pipeline.runner.works_alone:
+            break
+        try:
+            pipeline.step()
+        except Retryable as error:
+            assert "another program has changed the table" in str(error)
+            again += 1
+            pipeline.restart()
+    assert Counter(row.b for row in pipeline.rows("log")) == Counter(range(14))
+    table = catalog.load(pipeline.spark, pipeline.identifier("log"))
+    assert not {catalog.REBUILD, catalog.REBUILD_NOTE} & catalog.properties(table).keys()
+    assert [name for name in catalog.ref_names(table) if name.startswith("slotbridge_")] == []
+    return again
+
+
+def test_an_overtaken_writer_brings_no_part_of_a_rebuild_twice(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is paused between two parts, the second of which another writer brings."""
+    to_be_rebuilt(pipeline, monkeypatch)
+    pipeline.step()
+    second = another(pipeline)
+    second.step()
+    second.restart()
+    assert finish_rebuild(pipeline) == 1
+
+
+def test_a_part_is_not_put_on_the_table_where_another_writer_has_removed_its_branch(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other writer is killed before it writes. Spark makes the branch anew, of the table."""
+    to_be_rebuilt(pipeline, monkeypatch)
+    pipeline.step()
+    place = "spark_consumers.epochs.rebuilds.write_table"
+
+    def killed(*_given: Any) -> None:
+        raise KeyboardInterrupt
+
+    def paused(*given: Any) -> Any:
+        monkeypatch.setattr(place, killed)
+        second = another(pipeline)
+        with pytest.raises(KeyboardInterrupt):
+            second.step()
+        second.restart()
+        monkeypatch.setattr(place, table_writer.write_table)
+        return table_writer.write_table(*given)
+
+    monkeypatch.setattr(place, paused)
+    assert finish_rebuild(pipeline) == 1
+
+
+def test_an_overtaken_writer_begins_no_rebuild_that_is_done(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_be_rebuilt(pipeline, monkeypatch)
+    begin_side = staging.begin_side
+
+    def paused(*given: Any) -> None:
+        monkeypatch.setattr(staging, "begin_side", begin_side)
+        second = another(pipeline)
+        finish_rebuild(second)
+        second.restart()
+        begin_side(*given)
+
+    monkeypatch.setattr(staging, "begin_side", paused)
+    assert finish_rebuild(pipeline) == 1
 
 
 def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_nothing(
