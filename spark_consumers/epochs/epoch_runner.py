@@ -26,9 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
-from spark_consumers.epochs import event_count, incomplete_tables, quiet
+from spark_consumers.epochs import event_count, incomplete_tables, last_epoch, quiet
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
-from spark_consumers.epochs.last_epoch import last_epoch, require_transactions, with_epoch
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.next_record import next_record
 from spark_consumers.epochs.parking import Parking
@@ -86,8 +85,8 @@ class EpochRunner:
         self.goes_on = any(state.commit_lsn != NEVER for state in self._states.values())
         """Whether tables have read Kafka's topics before this process."""
         self.small_topics.expect_noted(self._ledger, spark, before=self.goes_on)
-        self._states |= with_epoch(self._states, record)
-        self._record, self._redo_lsn = last_epoch(self._states, record)
+        self._states |= last_epoch.with_epoch(self._states, record)
+        self._record, self._redo_lsn = last_epoch.last_epoch(self._states, record)
         self.parking.recall(self._record, self._follows)
         self.parking.refuse_rolled_back(self._record)
         read = Topics(topics, self._reader, self._shapes, self._dead, self._topic)
@@ -181,7 +180,7 @@ class EpochRunner:
         """Raise OperatorNeeded where an epoch was begun whose transactions did not come."""
         if self._redo_lsn is not None:
             judged = not (self._unrecorded and self._log.begins_after(self._redo_lsn))
-            require_transactions(self.topic.name, self._redo_lsn, judged=judged)
+            last_epoch.require_transactions(self.topic.name, self._redo_lsn, judged=judged)
 
     def step(self) -> EpochReport | None:
         """Apply the next epoch; return None while there is no transaction for one.
@@ -195,7 +194,8 @@ class EpochRunner:
         cut = self._cut()
         if cut is None:
             return None
-        epoch = self._record.epoch + 1
+        again = self._redo_lsn is not None
+        epoch = last_epoch.next_number(self._states.values(), self._record, redone=again)
         self.parking.begin(self._record, cut.commit_lsn, self._states)
         self.rebuilds.drop_reshaped(cut.commit_lsn)
         had = {n: s.commit_lsn for n, s in self._states.items()}
@@ -264,8 +264,7 @@ class EpochRunner:
             if cut is not None:
                 return cut
             self.require_redone()
-            self._redo_lsn, numbers = None, [state.sealed[0] for state in self._states.values()]
-            self._record = dataclasses.replace(record, epoch=max(numbers))  # sums may have it
+            self._redo_lsn = None
         rest = None if waiting else self._quiet()
         if waiting or rest is not None:
             self._read_small_topics()
@@ -362,7 +361,7 @@ class EpochRunner:
                 for name, state in self._states.items()
             } | {name: each.state for name, each in adopted.items()}
             given = states, adopted, parked, offsets, self._topic_id
-            record = next_record(self._spark, done, cut, *given)
+            record = next_record(self._spark, done, epoch, cut, *given)
             prepare = partial(self._ledger.prepare, self._spark, record)
             entered = prepare()
             tables = commits_of(adopted.values())

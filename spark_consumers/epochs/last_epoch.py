@@ -5,7 +5,7 @@ later commit LSN, or a later epoch at the same one (an epoch without transaction
 rebuilt table the table).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -31,9 +31,29 @@ def with_epoch(states: Mapping[str, State], record: EpochRecord | None) -> dict[
     for name, place in record.tables.items() if record else ():
         state = found.get(name)
         same = state and place.uuid == state.uuid and state.parked is None
-        if record and state and same and state.epoch <= record.epoch:
+        if record and state and same and not is_ahead(state, record):
             found[name] = state.at(record.epoch, record.commit_lsn)
     return found
+
+
+def is_ahead(state: State, record: EpochRecord) -> bool:
+    """Tell whether a table itself tells of an epoch after the recorded one.
+
+    By its number or its commit LSN: where tables are committed one by one, a writer that another
+    one has overtaken may have brought some of them an epoch of the same number that ends later.
+    """
+    epoch, commit_lsn = state.sealed
+    return epoch > record.epoch or commit_lsn > record.commit_lsn
+
+
+def next_number(states: Iterable[State], record: EpochRecord, *, redone: bool) -> int:
+    """Return the number of the epoch after `record`: no table has a later one, nor that one.
+
+    `redone`: it is made again, so that tables may have it. A record may be older than the tables,
+    and than those of sums, which the settings have left out for some epochs.
+    """
+    last = max((state.sealed[0] for state in states), default=0)
+    return max(record.epoch + 1, last if redone else last + 1)
 
 
 def require_transactions(topic: str, commit_lsn: int, *, judged: bool) -> None:
@@ -80,7 +100,7 @@ def last_epoch(states: Mapping[str, State], record: EpochRecord | None) -> LastE
         return LastEpoch(record, None)
     log.info(
         "an unfinished epoch is continued",
-        next_epoch=record.epoch + 1,
+        next_epoch=next_number(states.values(), record, redone=True),
         commit_lsn=format_lsn(max(begun, 0)),
     )
     return LastEpoch(record, begun)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from spark_consumers.epochs.last_epoch import is_ahead
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable, Place
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.staging import Adopted
@@ -16,6 +17,7 @@ from spark_consumers.liveness import tick
 def next_record(
     spark: SparkSession,
     before: EpochRecord,
+    epoch: int,
     cut: Cut,
     states: Mapping[str, State],
     adopted: Mapping[str, Adopted],
@@ -23,7 +25,7 @@ def next_record(
     offsets: Offsets,
     topic_id: str,
 ) -> EpochRecord:
-    """Return the record of the epoch after `before`.
+    """Return the record of the epoch after `before`, which has the number `epoch`.
 
     `states`: of all tables, as of the epoch. `offsets`: of the topics, where the next events are.
     `topic_id`: Kafka's id of the transaction topic. A table that the epoch did not touch stays
@@ -35,7 +37,7 @@ def next_record(
         place = before.tables.get(name)
         if name in adopted:
             place = Place(state.identifier, adopted[name].snapshot, state.uuid)
-        elif not place or place.uuid != state.uuid or state.sealed[0] > before.epoch:
+        elif not place or place.uuid != state.uuid or is_ahead(state, before):
             tick()
             table = catalog.load(spark, state.identifier)
             # A compaction since would be the last snapshot, which has no tag.
@@ -46,7 +48,7 @@ def next_record(
             place = Place(state.identifier, snapshot, state.uuid)
         places[name] = place
     return EpochRecord(
-        before.epoch + 1,
+        epoch,
         cut.commit_lsn,
         cut.ts_ms,
         offsets,

@@ -24,6 +24,7 @@ from schemas.errors import BadInput, OperatorNeeded, SlotbridgeError
 from schemas.naming import schema_and_table
 from schemas.tables import TablesSettings
 from spark_consumers.epochs.event_reader import Wanted
+from spark_consumers.epochs.last_epoch import is_ahead
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, ParkedTable, Place
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, commits, rollback, sums
@@ -128,7 +129,7 @@ class Parking:
         the table knows the snapshot is not enough: an epoch's is on its branch at first.
         """
         place = record.tables.get(state.source)
-        if place is None or place.uuid != state.uuid or state.sealed[0] > record.epoch:
+        if place is None or place.uuid != state.uuid or is_ahead(state, record):
             return False
         if place.snapshot is None or not rollback.restored(state.tagged, place.snapshot):
             return False

@@ -234,7 +234,7 @@ class Stage:
                 continue
             base = self._staging.begin(identifier, sealed_of(known), explicit=True)
             branch = self._staging.branch(self._staging.written(base))
-            behind = known is None or known.rolled_back or known.commit_lsn < before.commit_lsn
+            behind = known is None or known.rolled_back or known.commit_lsn != before.commit_lsn
             # A table that is made anew, or comes back, has no rows of the epoch before.
             behind = behind or (item is not None and item.table.commit_lsn != before.commit_lsn)
             behind = behind or settings.source not in before.tables

@@ -12,6 +12,7 @@ from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
+from tests.spark_consumers.test_without_record import put_back
 
 LEFT = SourceTable("left_one", {"id": ("int4", -1), "v": ("int4", -1), "w": ("int4", -1)})
 RIGHT = SourceTable("right_one", {"id": ("int4", -1), "v": ("int4", -1), "w": ("int4", -1)})
@@ -129,6 +130,26 @@ def test_an_update_with_which_a_table_returns_is_in_its_sums_once(
         t.update(LEFT, {"id": 1, "v": 7, "w": 70})
     pipeline.apply()
     assert totals(pipeline, "total", "other", "_rows") == [(1, 7, 70, 1), (2, 2, 20, 1)]
+
+
+def test_sums_that_were_not_put_back_with_the_other_tables_have_the_epochs_behind_theirs(
+    new_pipeline: NewPipeline,
+) -> None:
+    """Else these have numbers of epochs that the sums have had."""
+    pipeline = begun(new_pipeline)
+    both(pipeline, 3)
+    pipeline.restart()
+    for name in ("left_one", "right_one"):
+        put_back(pipeline, name, 2)
+    epochs = catalog.load(pipeline.spark, pipeline.identifier("_epochs"))
+    first = catalog.metadata(epochs)["snapshots"][0]["snapshot-id"]
+    place = pipeline.identifier("_epochs").partition(".")[2]
+    pipeline.spark.sql(f"CALL slotbridge.system.set_current_snapshot('{place}', {first})")
+    for number in (4, 5):
+        both(pipeline, number)
+    numbers = (1, 2, 3, 4, 5)
+    assert [row.id for row in pipeline.rows("left_one")] == [*numbers]
+    assert totals(pipeline, "total", "_rows") == [(number, number, 1) for number in numbers]
 
 
 def test_sums_that_the_settings_left_out_for_a_while_are_computed_anew(

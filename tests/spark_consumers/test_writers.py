@@ -1,14 +1,17 @@
 """Two writers of one namespace: one is paused anywhere, the other goes on, and it resumes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from schemas.errors import Retryable
-from spark_consumers.epochs import epoch_runner, incomplete_tables, table_writer
+from spark_consumers.epochs import epoch_runner, incomplete_tables, publication, table_writer
 from spark_consumers.epochs.ledger import Ledger
+from spark_consumers.epochs.publication import TableCommit
 from spark_consumers.epochs.rebuilds import Rebuilds
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.failures import translated
@@ -16,7 +19,9 @@ from spark_consumers.iceberg import catalog, commits, staging
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
+from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.kills import PUBLISH
 from tests.spark_consumers.publisher import SourceTable
 
 ITEMS = SourceTable("items", {"id": ("int4", -1), "b": ("int4", -1)})
@@ -358,6 +363,54 @@ def test_an_overtaken_writer_begins_no_rebuild_that_is_done(
 
     monkeypatch.setattr(staging, "begin_side", paused)
     assert finish_rebuild(pipeline) == 1
+
+
+def test_what_an_overtaken_writer_has_committed_alone_is_not_brought_again(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables are committed one by one: the other writer's epoch has its number, and ends before."""
+
+    def one_by_one(_spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
+        return publication.one_by_one(tables, *record)
+
+    def take(writer: Pipeline) -> None:
+        def taken() -> bool:
+            topic, offset = writer.runner.topic, writer.runner.offset
+            start, end = topic.require(offset), topic.stable()
+            if start < end:
+                writer.runner.take(topic.between(writer.spark, start, end), end)
+            return writer.runner.waiting()[1] >= 200
+
+        eventually(taken, what="both transactions are taken")
+
+    monkeypatch.setattr(PUBLISH, one_by_one)
+    pipeline.publisher.announce(ITEMS, LOG)
+    for tables in ([ITEMS, LOG], [ITEMS], [LOG]):
+        with pipeline.publisher.transaction() as t:
+            for table in tables:
+                t.insert(table, {"id": t.commit_lsn, "b": 1} if table is ITEMS else {"b": t.seq})
+        if LOG in tables and ITEMS in tables:
+            pipeline.apply()
+
+    def paused(*given: Any) -> bool:
+        monkeypatch.setattr(PUBLISH, one_by_one)
+        second = another(pipeline)
+        second.set_tables(offsets_per_trigger_max=1)
+        take(second)
+        assert second.runner.step()
+        second.restart()
+        return one_by_one(*given)
+
+    take(pipeline)
+    monkeypatch.setattr(PUBLISH, paused)
+    with pytest.raises(Retryable, match="another program has changed the table"):
+        pipeline.runner.step()
+    pipeline.restart()
+    pipeline.apply()
+    assert len(pipeline.rows("items")) == 2
+    assert len(pipeline.rows("log")) == 2
+    table = catalog.load(pipeline.spark, pipeline.identifier("log"))
+    assert pipeline.runner.record.tables["public.log"].snapshot == catalog.snapshot_id(table)
 
 
 def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_nothing(
