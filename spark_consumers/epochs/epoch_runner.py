@@ -179,7 +179,8 @@ class EpochRunner:
     def require_redone(self) -> None:
         """Raise OperatorNeeded where an epoch was begun whose transactions did not come."""
         if self._redo_lsn is not None:
-            judged = not (self._unrecorded and self._log.begins_after(self._redo_lsn))
+            gone = self._unrecorded and self._log.begins_after(self._redo_lsn)
+            judged = not gone or self.topic.oldest_lsn(self._spark) <= self._redo_lsn
             last_epoch.require_transactions(self.topic.name, self._redo_lsn, judged=judged)
 
     def step(self) -> EpochReport | None:

@@ -73,7 +73,7 @@ class Stream:
         self._read_to = 0
         """The offset up to which all micro-batches are done."""
         self._from_first = False
-        """Whether the tables have read the topic from its first record on."""
+        """Whether tables that have nothing yet read the topic from its first record on."""
         self._maintained = time.monotonic()
         self._audits = AuditLog(runner.namespace)
         self._next_look = self._next_request = self._maintained
@@ -123,7 +123,7 @@ class Stream:
         before = known or self._runner.goes_on
         self._runner.topic.require_same(record.transaction_topic_id, before=before)
         self._runner.small_topics.require_same()
-        self._from_first = known or offset == 0
+        self._from_first = offset == 0 and not before
         taken = self._take_checkpoint(offset)
         read_to = self._runner.offset
         self._read_to = offset if read_to is None else read_to
@@ -190,9 +190,13 @@ class Stream:
             raise _EndedError("slottables ends this micro-batch, and says why itself") from None
 
     def _tell_read(self) -> None:
-        """Let waits for the tables know how far they are, unless an epoch is yet to be made."""
+        """Let waits for the tables know how far they are, unless an epoch is yet to be made.
+
+        Without a record of epochs that is one which reads all tables again.
+        """
         outstanding = self._runner.redoes or self._runner.waiting()[0]
-        if not outstanding and (self._from_first or self._runner.record.epoch > 0):
+        known = self._runner.record.transaction_offset is not None
+        if not outstanding and (self._from_first or known):
             self._metrics.read_to(self._read_to)
 
     def _take(self, records: DataFrame, number: int) -> int:
@@ -296,6 +300,8 @@ class Stream:
                 self._runner.require_redone()
                 judged = True
             if until_idle_s is not None and idle_s >= until_idle_s:
+                if not judged:
+                    self._runner.require_redone()
                 break
 
     def _work_alone(self) -> bool:

@@ -67,6 +67,8 @@ class TransactionTopic:
 
     def oldest_lsn(self, spark: SparkSession) -> int:
         """Return the commit LSN of the first transaction that Kafka has; 2^63 - 1 without any."""
+        if not self._topics.partitions(self.name):
+            return _AFTER_ALL
         first = self.first()
         end = min(first + _FIRST_RECORDS, self.stable())
         found = self.ends(self.between(spark, first, end), _BEFORE_ALL) if first < end else iter(())

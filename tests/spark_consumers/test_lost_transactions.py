@@ -121,17 +121,50 @@ def test_transactions_that_end_before_a_table_are_refused(new_pipeline: NewPipel
         pipeline.apply()
 
 
+def test_a_gap_between_a_table_and_the_next_transaction_is_refused(
+    new_pipeline: NewPipeline,
+) -> None:
+    """The topic has lost its last records, but has its first ones: it is not retention."""
+    pipeline = new_pipeline()
+    bring_second_alone(pipeline)
+    last_lsn = pipeline.publisher.commit_lsn
+    without_epochs(pipeline)
+    make_again(pipeline, transaction_topic(pipeline.kafka.topic_prefix))
+    pipeline.publisher.commit_lsn = last_lsn - 300
+    with pipeline.publisher.transaction():
+        pass
+    pipeline.publisher.commit_lsn = last_lsn
+    every(pipeline, 4)
+    with pytest.raises(OperatorNeeded, match="already taken"):
+        pipeline.apply()
+
+
+def test_an_epoch_that_is_still_to_be_made_again_is_told_though_run_ends_before_the_deadline(
+    new_pipeline: NewPipeline,
+) -> None:
+    pipeline = new_pipeline()
+    bring_second_alone(pipeline)
+    pipeline.restart()
+    table = catalog.load(pipeline.spark, pipeline.identifier("second"))
+    ahead = {catalog.EPOCH: "3", catalog.COMMIT_LSN: str(pipeline.publisher.commit_lsn + 50)}
+    catalog.set_properties(table, ahead)
+    with pytest.raises(OperatorNeeded, match="already taken"):
+        pipeline.stream(idle_s=1)
+
+
+@pytest.mark.parametrize("at_one_lsn", [False, True])
 def test_waits_get_no_answer_before_the_tables_are_read_again(
-    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, *, at_one_lsn: bool
 ) -> None:
     """Kafka has no transaction that tells what they lack."""
     pipeline = new_pipeline(tables=[f"public.{table.name}" for table in TABLES])
     pipeline.publisher.announce(*TABLES, ITEMS)
     every(pipeline, 1)
     pipeline.apply()
-    with pipeline.publisher.transaction() as t:
-        t.insert(TABLES[1], {"id": 2})
-    pipeline.apply()
+    if not at_one_lsn:
+        with pipeline.publisher.transaction() as t:
+            t.insert(TABLES[1], {"id": 2})
+        pipeline.apply()
     every(pipeline, 3)
     delete_before(pipeline, transaction_topic(pipeline.kafka.topic_prefix), -1)
     without_epochs(pipeline)
@@ -139,8 +172,9 @@ def test_waits_get_no_answer_before_the_tables_are_read_again(
     monkeypatch.setattr(Metrics, "read_to", lambda _self, offset: told.append(offset))
     monkeypatch.setattr(stream, "_REDO_DEADLINE_S", 1.0)
     with structlog.testing.capture_logs() as logs:
-        assert not pipeline.stream(idle_s=5)
-    assert len([one for one in logs if "reads all tables again" in one["event"]]) == 1
+        assert not pipeline.stream(idle_s=1 if at_one_lsn else 5)
+    told_of = [one for one in logs if "reads all tables again" in one["event"]]
+    assert len(told_of) == (0 if at_one_lsn else 1)
     assert not told
     with pipeline.publisher.transaction() as t:
         t.insert(ITEMS, {"id": 1, "b": 1})
