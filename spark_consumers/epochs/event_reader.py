@@ -20,6 +20,7 @@ from spark_consumers.events import changes
 from spark_consumers.kafka.formats import as_plain_json
 from spark_consumers.kafka.reader import Offsets, TopicOffsets, reader_options
 from spark_consumers.kafka.transactions import Cut
+from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
 ARRIVAL_DEADLINE_S = 60.0
@@ -210,9 +211,12 @@ class EventReader:
         """Return where reading begins: after the last epoch; for a new table, at the beginning.
 
         Where Kafka has removed what lies before, it begins later: behind the last event there is a
-        marker, which retention removes with it. That an event is missing is told by the counts.
-        Topics of refused tables are left out.
+        marker, which retention removes with it. That an event is missing is told by the counts;
+        where a table is made anew, they do not tell of earlier epochs, but `known` names the
+        partitions that these have read. Topics of refused tables are left out.
         """
+        anew = {t for t, want in wanted.items() if want.needs_first}
+        self._await_shown({t: known[t] for t in anew if t in known})
         partitions = self._topics.all_partitions(wanted)
         befores = {
             topic: known.get(topic, {}) if want.after_lsn is None or want.resumes else {}
@@ -220,10 +224,12 @@ class EventReader:
         }
         first = self._topics.first({t: numbers for t, numbers in partitions.items() if numbers})
         refused = set()
-        for topic, offsets in first.items():
-            if not befores[topic] and wanted[topic].needs_first:
+        for topic in anew:
+            if not befores[topic]:
+                there = first.get(topic, {})
+                gone = [at for n, at in known.get(topic, {}).items() if n not in there]
                 try:
-                    check(wanted[topic].table, max(offsets.values()))
+                    check(wanted[topic].table, max([*there.values(), *gone], default=0))
                 except OperatorNeeded as error:
                     refuse(wanted[topic].table, error)
                     refused.add(topic)
@@ -232,6 +238,18 @@ class EventReader:
             for topic, numbers in partitions.items()
             if topic not in refused
         }
+
+    def _await_shown(self, read: Offsets) -> None:
+        """Ask anew until brokers show all partitions that were read, or ARRIVAL_DEADLINE_S over."""
+        deadline = time.monotonic() + ARRIVAL_DEADLINE_S
+        while True:
+            shown = self._topics.all_partitions(read)
+            missing = {t for t, offsets in read.items() if set(offsets) - set(shown[t])}
+            if not missing or time.monotonic() > deadline:
+                return
+            tick()
+            time.sleep(_ARRIVAL_INTERVAL_S)
+            self._topics.refresh(*missing)
 
     def _ends(self, starts: Offsets, near: int | None, read_ms: int) -> tuple[Offsets, set[str]]:
         """Return the offsets where reading ends, and the topics whose END's events can be read.

@@ -11,7 +11,7 @@ from schemas.errors import OperatorNeeded
 from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.kafka.reader import TopicOffsets
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
-from tests.spark_consumers.test_current import ITEMS, item, rows
+from tests.spark_consumers.test_current import HISTORY, ITEMS, item, rows
 
 
 def test_events_that_are_stamped_later_than_their_transactions_end(
@@ -181,3 +181,41 @@ def test_a_foreign_record_does_not_stand_in_for_an_event_that_is_not_to_be_seen_
     shown_after_the_first_read(pipeline, monkeypatch, show)
     assert pipeline.apply().quarantined == 1
     assert [row[0] for row in rows(pipeline)] == [1, 2]
+
+
+@pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
+def test_a_table_is_made_anew_of_all_partitions_that_were_read(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
+) -> None:
+    """A broker whose metadata lags shows some of them: no END counts what former epochs brought."""
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(ITEMS, HISTORY)
+    with pipeline.publisher.transaction() as t:
+        for number in range(6):
+            t.insert(ITEMS, item(number), partition=number % 3)
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('items')} PURGE")
+    topic, original = f"{pipeline.kafka.topic_prefix}.public.items", TopicOffsets._describe
+    stale = [shown]
+
+    def describe(offsets: TopicOffsets, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
+        found = original(offsets, topics)
+        if topic in found and stale:
+            found[topic] = stale.pop()
+        return found
+
+    monkeypatch.setattr(TopicOffsets, "_describe", describe)
+    with pipeline.publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "a"})
+    pipeline.apply()
+    assert not stale
+    assert not pipeline.runner.parking.tables
+    assert [row[0] for row in rows(pipeline)] == [*range(6)]
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
+    pipeline.restart()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('items')} PURGE")
+    stale[:] = [shown] * 100
+    with pipeline.publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "b"})
+    assert "no longer has the first events" in pipeline.apply().refused["public.items"]
