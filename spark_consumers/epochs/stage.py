@@ -158,7 +158,8 @@ class Stage:
             return None
         from spark_consumers.iceberg.indexed_delete import Target
 
-        target = Target(base.identifier, base.snapshot, self._staging.name, values)
+        summary = values | {catalog.WRITER: self._staging.name}
+        target = Target(base.identifier, base.snapshot, self._staging.name, summary)
         events = work.summary.events
         return partial(self._indexes.delete, target, work.table.layout, events=events)
 

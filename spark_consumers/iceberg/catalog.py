@@ -36,6 +36,7 @@ LACKS = "slotbridge.lacks"
 SEEN_LSN = "slotbridge.seen_lsn"
 PARKED = "slotbridge.parked"
 SUMS = "slotbridge.sums"
+WRITER = "slotbridge.writer"
 EPOCH = "slotbridge.epoch"
 COMMIT_LSN = "slotbridge.commit_lsn"
 """Names of table properties; the last two are also in the summary of each snapshot. LACKS: the
@@ -44,7 +45,8 @@ so that the table may have a row that the source has not. KEPT: columns that not
 FILLS: what the next epoch puts into added columns of all rows (fills.py). DROPS: those of KEPT that
 the next epoch drops. SEEN_LSN: inserts that commit before it may be of rows that a snapshot
 brought. REBUILD: asked for by which command; it is also in the summaries of the snapshots that a
-rebuild writes. SUMS: the settings by which a table of sums is computed."""
+rebuild writes. SUMS: the settings by which a table of sums is computed. WRITER is only in the
+summaries of snapshots: the branch that they were written to."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _TAG = "lsn_"
 _OWN_TAG = re.compile(_TAG + "[0-9A-F]{1,8}_[0-9A-F]{1,8}")

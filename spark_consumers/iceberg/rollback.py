@@ -51,12 +51,9 @@ def _snapshots_of(table: Any, found: Mapping[str, str]) -> dict[int, int]:
     }
 
 
-def comes_from(table: Any, snapshot_id: int, head: int | None = None) -> bool:
-    """Tell whether a table's rows come from a snapshot: its present one, or one that led to it.
-
-    `head`: the last snapshot of a branch, to tell that of the branch's rows.
-    """
-    snapshot = table.currentSnapshot() if head is None else table.snapshot(head)
+def comes_from(table: Any, snapshot_id: int) -> bool:
+    """Tell whether a table's rows come from a snapshot: its present one, or one that led to it."""
+    snapshot = table.currentSnapshot()
     while snapshot is not None and int(snapshot.snapshotId()) != snapshot_id:
         parent = snapshot.parentId()
         snapshot = None if parent is None else table.snapshot(parent)

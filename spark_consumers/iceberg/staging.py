@@ -7,7 +7,8 @@
 
 Nothing of an epoch is to be seen before that commit. A writer that was paused and overtaken is
 refused by `begin`, or by `adopt`: the table is not the one its branch began at. What is left of a
-branch by a kill is removed by the next `begin`.
+branch by a kill is removed by the next `begin`; so is the branch of another writer that goes on,
+which `written` refuses then: Spark makes it anew for what comes next, without what came before.
 
 A rebuild has a branch of its own in the table, REBUILT, which stays from epoch to epoch:
 
@@ -19,7 +20,7 @@ A rebuild has a branch of its own in the table, REBUILT, which stays from epoch 
 
 import contextlib
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -45,13 +46,15 @@ class Base(NamedTuple):
 
     `snapshot`: the table's last snapshot, None while it has none. `head`: the branch's last
     snapshot, None until the branch is written. `side`: the last snapshot of the rebuild's branch
-    that the branch began at, None where it began at the table.
+    that the branch began at, None where it began at the table. `sequence`: the table's last
+    sequence number; what is written later has a higher one.
     """
 
     identifier: str
     snapshot: int | None
     head: int | None = None
     side: int | None = None
+    sequence: int = 0
 
 
 class Staging:
@@ -94,6 +97,7 @@ class Staging:
         if of_rebuild and (side is None or _rebuilt_to(found) != rebuilt):
             raise catalog.overtaken(identifier)
         start = snapshot if side is None else side
+        sequence = int(table.operations().current().lastSequenceNumber())
         left = [name for name in catalog.ref_names(table) if name.startswith(BRANCH)]
         anew = explicit or start is not None
         if left or anew:
@@ -106,16 +110,19 @@ class Staging:
             manage.commit()
         if found.get(_STAGED_WRITES) != "true":  # made by an earlier version
             catalog.set_property(table, _STAGED_WRITES, "true")
-        return Base(identifier, snapshot, side=side)
+        return Base(identifier, snapshot, side=side, sequence=sequence)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Let this session write to, and read from, the branches of the tables that have begun."""
-        self._spark.conf.set(_WRITE_TO, self._branch)
+        values = {_WRITE_TO: self._branch, catalog.SUMMARY_OPTION + catalog.WRITER: self._branch}
+        for option, value in values.items():
+            self._spark.conf.set(option, value)
         try:
             yield
         finally:
-            self._spark.conf.unset(_WRITE_TO)
+            for option in values:
+                self._spark.conf.unset(option)
 
     @contextlib.contextmanager
     def writing_part(self) -> Iterator[None]:
@@ -132,14 +139,33 @@ class Staging:
     def written(self, base: Base) -> Base:
         """Return the base with the last snapshot of its branch: only that snapshot is adopted.
 
-        Raise Retryable (LOCKED) where another writer has removed the branch of a rebuild's part or
-        epoch: what was written then comes after the table's rows, not after the rebuild's.
+        Raise Retryable (LOCKED) where another writer has removed the branch since `begin`. Spark
+        makes it anew for what is written then: after the table's rows, without what was written to
+        the branch before, or without those of a rebuild.
         """
         table = catalog.load(self._spark, base.identifier)
         head = catalog.ref_snapshot(table, self._branch)
-        if head and base.side and not rollback.comes_from(table, base.side, head):
+        if not self._is_whole(base, head, catalog.metadata(table).get("snapshots", ())):
             raise catalog.overtaken(base.identifier)
         return base._replace(head=head)
+
+    def _is_whole(self, base: Base, head: int | None, snapshots: Iterable[Any]) -> bool:
+        """Tell whether a branch, up to `head`, has what it began at and all that was written to it.
+
+        `snapshots`: the table's, as Iceberg's specification has them. Some may have been expired.
+        """
+        found = {snapshot["snapshot-id"]: snapshot for snapshot in snapshots}
+        written = {
+            number
+            for number, snapshot in found.items()
+            if snapshot["summary"].get(catalog.WRITER) == self._branch
+            and snapshot.get("sequence-number", 0) > base.sequence
+        }
+        start, number = base.snapshot if base.side is None else base.side, head
+        while number in found and number not in (start, base.snapshot):
+            written.discard(number)
+            number = found[number].get("parent-snapshot-id")
+        return not written and (number == start or number not in (None, base.snapshot))
 
     def branch(self, base: Base) -> str:
         """Return the quoted name of a table's branch; the table's own where nothing was written."""

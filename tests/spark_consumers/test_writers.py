@@ -15,8 +15,9 @@ from spark_consumers.epochs.publication import TableCommit
 from spark_consumers.epochs.rebuilds import Rebuilds
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.failures import translated
-from spark_consumers.iceberg import catalog, commits, staging
+from spark_consumers.iceberg import catalog, commits, delete_insert, staging
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
+from spark_consumers.iceberg.tables import sealed_of
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
 from tests.providers.waiting import eventually
@@ -435,6 +436,44 @@ def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_n
         pipeline.step()
     pipeline.apply()
     assert [row.b for row in pipeline.rows("log")] == [0, 1]
+
+
+@pytest.mark.parametrize("place", ["insert", "written", "written first"])
+@pytest.mark.usefixtures("any_table_is_large")
+def test_what_is_written_is_not_adopted_by_halves_where_another_writer_has_removed_the_branch(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Between its two commits, Spark makes the branch anew; after them, it is as if none was."""
+    pipeline.publisher.announce(ITEMS)
+    last = 1 if place == "written first" else 3
+    for number in range(1, last):
+        with pipeline.publisher.transaction() as t:
+            t.insert(ITEMS, {"id": number, "b": number})
+        pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.update(ITEMS, {"id": 1, "b": 9})
+    owner: Any = delete_insert if place == "insert" else Staging
+    name = "insert" if place == "insert" else "written"
+    original = getattr(owner, name)
+
+    def after_a_start(*given: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        known = sealed_of(pipeline.runner.states.get("public.items"))
+        Staging(pipeline.spark).begin(pipeline.identifier("items"), known)
+        return original(*given)
+
+    monkeypatch.setattr(owner, name, after_a_start)
+    refused = 0
+    while pipeline.runner.record.commit_lsn < pipeline.publisher.commit_lsn:
+        try:
+            pipeline.step()
+        except Retryable as error:
+            assert "another program has changed the table" in str(error)
+            refused += 1
+            pipeline.restart()
+    expected = [(1, 9)] if place == "written first" else [(1, 9), (2, 2)]
+    assert [tuple(row) for row in pipeline.rows("items")] == expected
+    assert refused == 1
 
 
 def test_a_value_that_is_refused_leaves_all_tables_where_they_are(pipeline: Pipeline) -> None:
