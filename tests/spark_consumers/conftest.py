@@ -138,6 +138,7 @@ class Pipeline:
 
     def step(self) -> EpochReport | None:
         """Bring one epoch of what Kafka has, None without any: a micro-batch without the query."""
+        self.publisher.await_shown()
         topic = self.runner.topic
         if topic.exists():
             start, end = topic.require(self.runner.offset), topic.stable()
@@ -159,6 +160,7 @@ class Pipeline:
 
     def stream(self, *, idle_s: float | None = IDLE_S, once: bool = False) -> list[EpochReport]:
         """Run the job until nothing comes any more, or `once`."""
+        self.publisher.await_shown()
         self.restart()
         reports: list[EpochReport] = []
         job.run_epochs(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -28,8 +28,11 @@ from schemas.events import (
 )
 from schemas.naming import Naming
 from schemas.schema_events import Column, SchemaEvent, SchemaKey
+from schemas.settings import KafkaSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.sink.options import IN_FLIGHT
+from spark_consumers.kafka.reader import TopicOffsets
+from tests.providers.waiting import eventually
 
 PARTITIONS = 3
 SEEN = 150
@@ -168,9 +171,12 @@ class Publisher:
         self.prefix = prefix
         self._naming = Naming(prefix, shaping or ShapingSettings())
         self.commit_lsn = 1000
+        self._kafka = KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
         self._servers: dict[str, str | int | float | bool] = {
             "bootstrap.servers": bootstrap_servers
         }
+        self._marked = self._unshown = -1
+        """The offset of the last record of a transaction's end, and of one yet to be shown."""
         self._producer = Producer(
             self._servers
             | {
@@ -220,6 +226,7 @@ class Publisher:
         self._mark("END", transaction.counts)
         if commit:
             self._producer.commit_transaction(_TIMEOUT_S)
+            self._unshown = self._marked
         else:
             self._producer.flush(_TIMEOUT_S)
             self._producer.abort_transaction(_TIMEOUT_S)
@@ -239,7 +246,26 @@ class Publisher:
             data_collections=None if counts is None else found,
         )
         topic = transaction_topic(self.prefix)
-        self._producer.produce(topic, event.model_dump_json(), json.dumps({"id": event.id}))
+        key = json.dumps({"id": event.id})
+        self._producer.produce(topic, event.model_dump_json(), key, on_delivery=self._delivered)
+
+    def _delivered(self, error: KafkaError | None, record: Message) -> None:
+        if error is None:
+            self._marked = record.offset() or 0
+
+    def await_shown(self) -> None:
+        """Wait until Kafka shows the last transaction: a moment after it has taken the commit."""
+        if self._unshown >= 0:
+            self._await_shown(transaction_topic(self.prefix), 0, self._unshown)
+            self._unshown = -1
+
+    def _await_shown(self, topic: str, partition: int, offset: int) -> None:
+        asked = TopicOffsets(self._kafka, patience_s=_TIMEOUT_S)
+        place = {topic: (partition,)}
+        eventually(
+            lambda: asked.stable(place)[topic][partition] > offset,
+            what=f"Kafka shows what is committed in {topic}",
+        )
 
     def produce(
         self,
@@ -256,15 +282,27 @@ class Publisher:
         self._producer.poll(0)
 
     def hidden(self, table: SourceTable, row: Row) -> Callable[[], None]:
-        """One more insert of this transaction, which Kafka shows when the answer is called."""
+        """One more insert of this transaction, which Kafka shows once the answer is called."""
         producer = Producer(self._servers | {"transactional.id": f"{self.prefix}-late"})
         producer.init_transactions(_TIMEOUT_S)
         producer.begin_transaction()
         value = envelope(self.prefix, table, "c", None, row, self.commit_lsn, 1_000)
         key = json.dumps({name: row[name] for name in table.key}, separators=(",", ":"))
-        producer.produce(self._topic(table), value.model_dump_json(by_alias=True), key, 1)
+        sent: list[int] = []
+        producer.produce(
+            self._topic(table),
+            value.model_dump_json(by_alias=True),
+            key,
+            1,
+            on_delivery=lambda _, record: sent.append(record.offset() or 0),
+        )
         producer.flush(_TIMEOUT_S)
-        return lambda: producer.commit_transaction(_TIMEOUT_S)
+
+        def show() -> None:
+            producer.commit_transaction(_TIMEOUT_S)
+            self._await_shown(self._topic(table), 1, sent[0])
+
+        return show
 
     def diverge(self, switch_lsn: int) -> None:
         """An accepted divergence."""

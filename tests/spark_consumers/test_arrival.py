@@ -106,6 +106,7 @@ def test_hidden_records_are_awaited_and_read_once(
         return original(*arguments)
 
     monkeypatch.setattr(EventReader, "records", records)
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 60.0)
     show = two_items(pipeline)
     shown = threading.Timer(1.5, show)
     shown.start()

@@ -271,7 +271,7 @@ def refusal(pipeline: Pipeline, conninfo: str) -> SlotbridgeError:
     source, tables = pipeline.settings.source, pipeline.tables
     assert source
     source = source.model_copy(update={"conninfo": SecretStr(conninfo)})
-    tables = tables.model_copy(update={"audit_deadline_ms": 2_000})
+    tables = tables.model_copy(update={"audit_deadline_ms": 5_000})
     settings = pipeline.settings.model_copy(update={"source": source, "tables": tables})
     with pytest.raises(SlotbridgeError) as found:
         Audit(pipeline.spark, settings, stop=threading.Event()).run()
@@ -307,7 +307,7 @@ def test_what_is_not_judged_and_what_is_refused(
         assert exit_code(list(found.values()), named=False) == ExitCode.NOT_JUDGED
         late = refusal(pipeline, conninfo)  # `run` does not run, and lacks the TRUNCATE
         assert late.exit_code == ExitCode.NOT_JUDGED and "has not brought" in str(late)
-        assert pipeline.stream(once=True)
+        eventually(lambda: pipeline.stream(once=True), what="the bridge has published it")
         assert exit_code(audit(pipeline), named=False) == ExitCode.OK
         assert not slots_and_snapshots(conninfo)
         a_schema_topic_that_was_made_again(pipeline)

@@ -102,7 +102,7 @@ class Followed:
 
     def pipeline(self, found: Registry, formats: dict[str, Any], **settings: Any) -> Pipeline:
         """What follows it."""
-        registered = {"url": found.url, "deadline_ms": 1000, **settings.pop("registry", {})}
+        registered = {"url": found.url, **settings.pop("registry", {})}
         return self._pipelines(
             self.conninfo,
             publication=f"p_{self.prefix}",
@@ -246,15 +246,17 @@ def test_a_registry_that_fails_is_waited_for_and_nothing_is_lost(
         followed.run("INSERT INTO t VALUES (1)")
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
-        pipeline = followed.pipeline(own, both("avro"))
+        hasty = followed.pipeline(own, both("avro"), registry={"deadline_ms": 1000})
         own.freeze()
         try:
             with pytest.raises(Retryable, match="schema registry does not answer") as raised:
-                pipeline.stream()
+                hasty.stream()
         finally:
             own.thaw()
         assert raised.value.exit_code == ExitCode.REGISTRY_UNREACHABLE
         assert raised.value.subject == own.url and "registry.url" in raised.value.hint
+        hasty.restart()
+        pipeline = followed.pipeline(own, both("avro"))
         assert pipeline.stream()
         assert [row.id for row in pipeline.rows("t")] == [1]
 

@@ -137,7 +137,7 @@ def test_a_receiver_that_never_answers_delays_nothing(
         for number in range(50):
             one.tell(told(number))
         one.close()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     # Four wait, and one or none is being sent.
     assert outcomes.labels("dropped")._value.get() in (95, 96)
 

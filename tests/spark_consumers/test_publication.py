@@ -1,6 +1,5 @@
 """All tables of an epoch and its record become visible at once, where the catalog can do that."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pyspark.sql import SparkSession
 from spark_consumers.epochs import publication
 from spark_consumers.epochs.publication import TableCommit
 from spark_consumers.iceberg import catalog
+from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import Pipeline
 from tests.spark_consumers.kills import PUBLISH
 from tests.spark_consumers.publisher import SourceTable
@@ -29,12 +29,19 @@ def epoch(pipeline: Pipeline, number: int) -> None:
     pipeline.apply()
 
 
-def one_by_one(_spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
-    """Publish as with a catalog that commits table by table, on a slow machine."""
-    for table in tables:
-        assert publication.each_alone([table])
-        time.sleep(0.3)
-    return publication.one_by_one([], *record)
+class OneByOne:
+    """Publish as with a catalog that commits table by table, while readers look."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._seen = readers.seen
+
+    def __call__(self, _spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
+        """Let them look twice after each table: the second look has begun after its commit."""
+        for table in tables:
+            assert publication.each_alone([table])
+            looks = self._seen.looks + 2
+            eventually(lambda: self._seen.looks >= looks, what="the readers look")  # noqa: B023
+        return publication.one_by_one([], *record)
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
@@ -42,18 +49,16 @@ def test_readers_that_ask_once_see_all_tables_at_one_epoch(
     pipeline: Pipeline, warehouse: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
     """The other way shows that these readers would see it."""
-    if not at_once:
-        monkeypatch.setattr(PUBLISH, one_by_one)
     pipeline.publisher.announce(LEFT, RIGHT)
     epoch(pipeline, 0)
     namespace = pipeline.kafka.topic_prefix
     with Readers(warehouse / "catalog.db", namespace, SUMS) as readers:
-        for number in range(1, 8 if at_once else 40):
+        eventually(lambda: readers.seen.looks, what="the readers see the first epoch")
+        if not at_once:
+            monkeypatch.setattr(PUBLISH, OneByOne(readers))
+        for number in range(1, 8 if at_once else 2):
             epoch(pipeline, number)
-            if readers.seen.torn:
-                break
-    assert readers.seen.looks
-    assert readers.seen.epochs > 1 or not at_once
+        eventually(lambda: readers.seen.epochs > 1, what="they see a later one")
     assert bool(readers.seen.torn) is not at_once
 
 

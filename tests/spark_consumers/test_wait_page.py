@@ -247,6 +247,7 @@ def test_a_writer_waits_until_the_tables_have_its_rows(
     pipeline.publisher.announce(ONE)
     url = f"http://127.0.0.1:{port}"
     with Running(pipeline) as run:
+        serves(run, port)
         for number in range(3):
             with pipeline.publisher.transaction() as t:
                 t.insert(ONE, {"id": number, "v": "v"})
@@ -267,7 +268,7 @@ def serves(run: Running, port: int) -> None:
     eventually(lambda: run.failure or not is_free(port), what="it serves", timeout_s=60)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("last", ["of other tables", "of the tables"])
 def test_a_start_on_an_idle_source_answers_and_ends(
     new_pipeline: NewPipeline, kafka: Broker, last: str
@@ -291,7 +292,7 @@ def test_a_start_on_an_idle_source_answers_and_ends(
         url = f"http://127.0.0.1:{port}"
         with Running(pipeline) as run:
             serves(run, port)
-            found = wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=60)
+            found = wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=120)
             assert found == (2, [])
             run.sound()
     pipeline.set_tables(http_port=None)
@@ -299,7 +300,7 @@ def test_a_start_on_an_idle_source_answers_and_ends(
     assert len(pipeline.rows("one")) == 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_start_does_not_claim_what_was_read_of_a_former_topic(
     new_pipeline: NewPipeline, kafka: Broker
 ) -> None:

@@ -433,7 +433,7 @@ def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_n
 
     monkeypatch.setattr(Staging, "adopt", after_a_start)
     with pytest.raises(Retryable, match="another program has changed the table"):
-        pipeline.step()
+        pipeline.apply()
     pipeline.apply()
     assert [row.b for row in pipeline.rows("log")] == [0, 1]
 
