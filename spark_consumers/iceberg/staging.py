@@ -20,7 +20,7 @@ A rebuild has a branch of its own in the table, REBUILT, which stays from epoch 
 
 import contextlib
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -55,6 +55,13 @@ class Base(NamedTuple):
     head: int | None = None
     side: int | None = None
     sequence: int = 0
+
+
+class _Written(NamedTuple):
+    """A snapshot: its parent's id, None for a first one, and the branch it was written to."""
+
+    parent: int | None
+    writer: str | None
 
 
 class Staging:
@@ -145,27 +152,21 @@ class Staging:
         """
         table = catalog.load(self._spark, base.identifier)
         head = catalog.ref_snapshot(table, self._branch)
-        if not self._is_whole(base, head, catalog.metadata(table).get("snapshots", ())):
+        if not self._is_whole(base, head, _snapshots_after(table, base.sequence)):
             raise catalog.overtaken(base.identifier)
         return base._replace(head=head)
 
-    def _is_whole(self, base: Base, head: int | None, snapshots: Iterable[Any]) -> bool:
+    def _is_whole(self, base: Base, head: int | None, since: Mapping[int, "_Written"]) -> bool:
         """Tell whether a branch, up to `head`, has what it began at and all that was written to it.
 
-        `snapshots`: the table's, as Iceberg's specification has them. Some may have been expired.
+        `since`: the table's snapshots since then, by their ids; some may have been expired.
         """
-        found = {snapshot["snapshot-id"]: snapshot for snapshot in snapshots}
-        written = {
-            number
-            for number, snapshot in found.items()
-            if snapshot["summary"].get(catalog.WRITER) == self._branch
-            and snapshot.get("sequence-number", 0) > base.sequence
-        }
+        ours = {number for number, snapshot in since.items() if snapshot.writer == self._branch}
         start, number = base.snapshot if base.side is None else base.side, head
-        while number in found and number not in (start, base.snapshot):
-            written.discard(number)
-            number = found[number].get("parent-snapshot-id")
-        return not written and (number == start or number not in (None, base.snapshot))
+        while number is not None and number in since and number not in (start, base.snapshot):
+            ours.discard(number)
+            number = since[number].parent
+        return not ours and (number == start or number not in (None, base.snapshot))
 
     def branch(self, base: Base) -> str:
         """Return the quoted name of a table's branch; the table's own where nothing was written."""
@@ -273,6 +274,19 @@ def begin_side(
         manage.createBranch(*([REBUILT] if snapshot is None else [REBUILT, snapshot])).commit()
 
     commits.change(spark, identifier, known, make)
+
+
+def _snapshots_after(table: Any, sequence: int) -> dict[int, _Written]:
+    """Return a table's snapshots with a higher sequence number, by their ids."""
+    found: dict[int, _Written] = {}
+    snapshots = table.operations().current().snapshots()
+    for at in reversed(range(int(snapshots.size()))):  # in the order of their sequence numbers
+        snapshot = snapshots.get(at)
+        if int(snapshot.sequenceNumber()) <= sequence:
+            break
+        parent, writer = snapshot.parentId(), snapshot.summary().get(catalog.WRITER)
+        found[int(snapshot.snapshotId())] = _Written(parent and int(parent), writer)
+    return found
 
 
 def _rebuilt_to(found: Mapping[str, str]) -> int | None:
