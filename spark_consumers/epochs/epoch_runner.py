@@ -75,7 +75,7 @@ class EpochRunner:
             name: state
             for name, state in self._tables.states(spark, tick).items()
             if (name.removeprefix(sums.SOURCE_MARK) in self._settings.sums)
-            or (not sums.is_sums(name) and self._follows(name))
+            or (not sums.is_sums(name) and self.follows(name))
         }
         self._stage = Stage(spark, self._settings, self._tables.namespace)
         self._stage.retain_indexes(self._states.values())
@@ -87,12 +87,12 @@ class EpochRunner:
         self.small_topics.expect_noted(self._ledger, spark, before=self.goes_on)
         self._states |= last_epoch.with_epoch(self._states, record)
         self._record, self._redo_lsn = last_epoch.last_epoch(self._states, record)
-        self.parking.recall(self._record, self._follows)
+        self.parking.recall(self._record, self.follows)
         self.parking.refuse_rolled_back(self._record)
         read = Topics(topics, self._reader, self._shapes, self._dead, self._topic)
         self.rebuilds = Rebuilds(spark, self._settings, self._tables, read, self.parking)
         self._brought: Counter[str] = Counter()
-        self.topic = TransactionTopic(kafka, topics, self._follows, traced=settings.tracing.enabled)
+        self.topic = TransactionTopic(kafka, topics, self.follows, traced=settings.tracing.enabled)
         self._topic_id = self._record.transaction_topic_id
         done, read_to = self._record.commit_lsn, self._record.transaction_offset
         self._log = Transactions(read_to, done, self._redo_lsn)
@@ -317,7 +317,7 @@ class EpochRunner:
         lost = {*self._record.tables, *self._shapes.known_at(done)} - set(self._states)
         late = {n for n, s in self._states.items() if s.commit_lsn < done}
         found = lost | late | self.rebuilds.ready.keys() | set(self.parking.tables)
-        return {n for n in found if not sums.is_sums(n) and self._follows(n)}
+        return {n for n in found if not sums.is_sums(n) and self.follows(n)}
 
     def _read(self, cut: Cut, opened: dict[str, OpenTable], without: dict[str, int]) -> Taken:
         known = self._record.commit_lsn
@@ -392,7 +392,8 @@ class EpochRunner:
                 self._states[name] = dataclasses.replace(state, rebuild=found.rebuild)
         self.parking.look()
 
-    def _follows(self, name: str) -> bool:
+    def follows(self, name: str) -> bool:
+        """Tell whether the settings have a source table in the tables."""
         return self._settings.follows(name, self._naming)
 
     def _topic(self, name: str) -> str:

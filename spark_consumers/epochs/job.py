@@ -12,6 +12,7 @@ from schemas.lsn import format_lsn
 from schemas.settings import Settings, ValueSettings, require
 from services.runtime.tracing import open_spans
 from spark_consumers.epochs.epoch_runner import EpochRunner
+from spark_consumers.epochs.last_epoch import late
 from spark_consumers.epochs.ledger import ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.parking import require_none_parked
@@ -170,6 +171,7 @@ def _follow(
     """Run epochs until there is a reason to stop; return the tables that are parked then."""
     runner = EpochRunner(spark, settings)
     metrics.parked(runner.parking.tables)
+    metrics.state.late = late(runner.states, runner.record, runner.follows)
     metrics.begun(runner.record, [name for name in runner.states if not sums.is_sums(name)])
     lsn = runner.record.commit_lsn
     log.info(

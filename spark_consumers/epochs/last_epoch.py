@@ -5,7 +5,7 @@ later commit LSN, or a later epoch at the same one (an epoch without transaction
 rebuilt table the table).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -54,6 +54,19 @@ def next_number(states: Iterable[State], record: EpochRecord, *, redone: bool) -
     """
     last = max((state.sealed[0] for state in states), default=0)
     return max(record.epoch + 1, last if redone else last + 1)
+
+
+def late(
+    states: Mapping[str, State], record: EpochRecord, follows: Callable[[str], bool]
+) -> dict[str, int]:
+    """Return the tables that lack what the recorded epoch has, and how far each is (commit LSN).
+
+    Somebody has dropped them, or they were left out of the settings and put back: the next epoch
+    brings them what they lack.
+    """
+    names = {*states, *(name for name in record.tables if follows(name))}
+    found = {name: states[name].commit_lsn if name in states else NEVER for name in names}
+    return {name: lsn for name, lsn in found.items() if lsn < record.commit_lsn}
 
 
 def require_transactions(topic: str, commit_lsn: int, *, judged: bool) -> None:

@@ -22,6 +22,7 @@ from schemas.tables import TablesSettings
 from spark_consumers.epochs.audit_log import AuditLog
 from spark_consumers.epochs.checkpoint import Checkpoint
 from spark_consumers.epochs.epoch_runner import EpochRunner
+from spark_consumers.epochs.last_epoch import late
 from spark_consumers.epochs.listener import BatchListener
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
@@ -224,6 +225,8 @@ class Stream:
         self._metrics.waiting(*self._runner.waiting())
         self._metrics.health.worked()
         self._tell_rebuilds()
+        runner = self._runner
+        self._metrics.state.late = late(runner.states, runner.record, runner.follows)
         if done is not None:
             self._tell_tables(self._runner.parking.seconds)
             self._report(done)

@@ -263,6 +263,32 @@ def test_a_writer_waits_until_the_tables_have_its_rows(
             wait_for(url, format_lsn(lsn), within="tables", timeline=1)
 
 
+def test_a_table_that_was_dropped_is_named_until_an_epoch_has_made_it_anew(
+    new_pipeline: NewPipeline, kafka: Broker
+) -> None:
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(ONE, OTHER)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ONE, {"id": 1, "v": "v"})
+        t.insert(OTHER, {"id": 1})
+    pipeline.stream(once=True)
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('one')} PURGE")
+    port = free_port()
+    pipeline.set_tables(http_port=port)
+    with Running(pipeline) as run:
+        serves(run, port)
+        for lacks in (["public.one"], []):
+            lsn = pipeline.publisher.commit_lsn + 8
+            tell_progress(pipeline, kafka, lsn)
+            url = f"http://127.0.0.1:{port}"
+            found = wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=120)
+            assert found == (2, lacks)
+            run.sound()
+            with pipeline.publisher.transaction() as t:
+                t.insert(OTHER, {"id": 2 + len(lacks)})
+    assert [row.v for row in pipeline.rows("one")] == ["v"]
+
+
 def serves(run: Running, port: int) -> None:
     """Wait until a run answers."""
     eventually(lambda: run.failure or not is_free(port), what="it serves", timeout_s=60)
