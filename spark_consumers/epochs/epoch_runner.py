@@ -314,9 +314,9 @@ class EpochRunner:
         done = self._record.commit_lsn
         if self._unrecorded and self.goes_on:
             done = cut.commit_lsn
-        lost = {*self._record.tables, *self._shapes.known_at(done)} - set(self._states)
-        late = {n for n, s in self._states.items() if s.commit_lsn < done}
-        found = lost | late | self.rebuilds.ready.keys() | set(self.parking.tables)
+        expected = {*self._record.tables, *self._shapes.known_at(done)}
+        late = last_epoch.late(self._states, expected, done)
+        found = late.keys() | self.rebuilds.ready.keys() | self.parking.tables.keys()
         return {n for n in found if not sums.is_sums(n) and self.follows(n)}
 
     def _read(self, cut: Cut, opened: dict[str, OpenTable], without: dict[str, int]) -> Taken:

@@ -32,6 +32,7 @@ _PLACEHOLDER_VALUES = (
     f"CAST(get(filter(headers, h -> h.key = '{PLACEHOLDER_VALUES_HEADER}'), 0).value AS string)"
 )
 _ARRIVAL_INTERVAL_S = 0.05
+_ASKING_INTERVAL_S = 0.2
 SMALL_RECORDS_MAX = 5_000
 """An epoch of up to this many records is read by one task for each table."""
 
@@ -74,6 +75,17 @@ def require_first(table: str, offset: int) -> None:
             hint="keep topics for as long as tables may have to be made anew, or leave the table "
             "out of tables.tables",
         )
+
+
+def await_shown(shown: Callable[[], bool]) -> None:
+    """Have `shown` ask a broker again until it is true, or ARRIVAL_DEADLINE_S are over.
+
+    A broker may answer before it knows of a topic, or of a partition, that was just made.
+    """
+    deadline = time.monotonic() + ARRIVAL_DEADLINE_S
+    while not shown() and time.monotonic() <= deadline:
+        tick()
+        time.sleep(_ASKING_INTERVAL_S)
 
 
 def _raise(_table: str, error: SlotbridgeError) -> None:
@@ -241,15 +253,15 @@ class EventReader:
 
     def _await_shown(self, read: Offsets) -> None:
         """Ask anew until brokers show all partitions that were read, or ARRIVAL_DEADLINE_S over."""
-        deadline = time.monotonic() + ARRIVAL_DEADLINE_S
-        while True:
-            shown = self._topics.all_partitions(read)
-            missing = {t for t, offsets in read.items() if set(offsets) - set(shown[t])}
-            if not missing or time.monotonic() > deadline:
-                return
-            tick()
-            time.sleep(_ARRIVAL_INTERVAL_S)
-            self._topics.refresh(*missing)
+
+        def shown() -> bool:
+            there = self._topics.all_partitions(read)
+            missing = {t for t, offsets in read.items() if set(offsets) - set(there[t])}
+            if missing:
+                self._topics.refresh(*missing)
+            return not missing
+
+        await_shown(shown)
 
     def _ends(self, starts: Offsets, near: int | None, read_ms: int) -> tuple[Offsets, set[str]]:
         """Return the offsets where reading ends, and the topics whose END's events can be read.

@@ -12,13 +12,12 @@ from schemas.lsn import format_lsn
 from schemas.settings import Settings, ValueSettings, require
 from services.runtime.tracing import open_spans
 from spark_consumers.epochs.epoch_runner import EpochRunner
-from spark_consumers.epochs.last_epoch import late
 from spark_consumers.epochs.ledger import ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.spark_work import watched
-from spark_consumers.epochs.stream import Stream
+from spark_consumers.epochs.stream import Stream, tell_behind
 from spark_consumers.epochs.wait_page import PATH as WAIT_PATH
 from spark_consumers.epochs.wait_page import KafkaLook, TablesWait
 from spark_consumers.failures import FOREIGN, ExecutorsLostError, translated
@@ -170,8 +169,7 @@ def _follow(
 ) -> dict[str, ParkedTable]:
     """Run epochs until there is a reason to stop; return the tables that are parked then."""
     runner = EpochRunner(spark, settings)
-    metrics.parked(runner.parking.tables)
-    metrics.state.late = late(runner.states, runner.record, runner.follows)
+    tell_behind(metrics, runner)
     metrics.begun(runner.record, [name for name in runner.states if not sums.is_sums(name)])
     lsn = runner.record.commit_lsn
     log.info(

@@ -5,7 +5,7 @@ later commit LSN, or a later epoch at the same one (an epoch without transaction
 rebuilt table the table).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -56,17 +56,14 @@ def next_number(states: Iterable[State], record: EpochRecord, *, redone: bool) -
     return max(record.epoch + 1, last if redone else last + 1)
 
 
-def late(
-    states: Mapping[str, State], record: EpochRecord, follows: Callable[[str], bool]
-) -> dict[str, int]:
-    """Return the tables that lack what the recorded epoch has, and how far each is (commit LSN).
+def late(states: Mapping[str, State], others: Iterable[str], commit_lsn: int) -> dict[str, int]:
+    """Return the tables that are behind an epoch's commit LSN, and how far each is.
 
-    Somebody has dropped them, or they were left out of the settings and put back: the next epoch
-    brings them what they lack.
+    `others`: source tables that are to be there, too. Somebody has dropped those that are not, or
+    they were left out of the settings and put back: the next epoch brings them what they lack.
     """
-    names = {*states, *(name for name in record.tables if follows(name))}
-    found = {name: states[name].commit_lsn if name in states else NEVER for name in names}
-    return {name: lsn for name, lsn in found.items() if lsn < record.commit_lsn}
+    found = dict.fromkeys(others, NEVER) | {n: state.commit_lsn for n, state in states.items()}
+    return {name: lsn for name, lsn in found.items() if lsn < commit_lsn}
 
 
 def require_transactions(topic: str, commit_lsn: int, *, judged: bool) -> None:

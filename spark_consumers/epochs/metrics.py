@@ -21,6 +21,7 @@ from spark_consumers.epochs.pages import serve_pages
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.table_metrics import TableMetrics
 from spark_consumers.epochs.wait_page import TablesState
+from spark_consumers.iceberg.parked import late_described
 
 if TYPE_CHECKING:
     from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
@@ -183,9 +184,13 @@ class Metrics:
             self._tables.rows.labels(name)
         self.health.known()
 
-    def parked(self, tables: Mapping[str, "ParkedTable"]) -> None:
-        """Record which tables are parked."""
-        self.state.parked = {name: found.parked.described() for name, found in tables.items()}
+    def parked(self, tables: Mapping[str, "ParkedTable"], late: Mapping[str, int]) -> None:
+        """Record which tables are parked, and which lack something until the next epoch.
+
+        `late`: source table -> the commit LSN of its last epoch. Only waits name them.
+        """
+        told = {name: late_described(lsn) for name, lsn in late.items()}
+        self.state.parked = told | {n: found.parked.described() for n, found in tables.items()}
         self.health.remark = self._tables.parked(tables)
 
     def done(self, report: EpochReport) -> None:

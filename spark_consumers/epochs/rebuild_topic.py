@@ -4,16 +4,12 @@ A broker may answer before it knows of a topic, or of a partition, that was just
 again, as for an epoch's events (epochs/event_reader), before anything is judged.
 """
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from spark_consumers.epochs import event_reader
 from spark_consumers.iceberg.rebuild_note import RebuildNote
 from spark_consumers.kafka.reader import TopicOffsets
-from spark_consumers.liveness import tick
-
-_ASKING_INTERVAL_S = 0.2
 
 
 class RebuildTopic(NamedTuple):
@@ -38,16 +34,17 @@ class RebuildTopic(NamedTuple):
         `note`: how far the rebuild is, None before its beginning. Raise OperatorNeeded where
         partitions that had events are missing for ARRIVAL_DEADLINE_S.
         """
-        deadline = time.monotonic() + event_reader.ARRIVAL_DEADLINE_S
-        while True:
+        missing: dict[int, int] = {}
+
+        def shown() -> bool:
+            nonlocal missing
             self.offsets.refresh(self.name)
-            shown = self.offsets.partitions(self.name)
-            missing = missing_partitions(shown, self.id, self.read, note)
+            there = self.offsets.partitions(self.name)
+            missing = missing_partitions(there, self.id, self.read, note)
             nameless = note is not None and note.topic_id and not self.id
-            if not (missing or nameless) or time.monotonic() > deadline:
-                break
-            tick()
-            time.sleep(_ASKING_INTERVAL_S)
+            return not (missing or nameless)
+
+        event_reader.await_shown(shown)
         event_reader.require_first(self.table, max(missing.values(), default=0))
         return self.id
 

@@ -21,7 +21,6 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import SlotbridgeError
-from schemas.lsn import format_lsn
 from schemas.tables import TablesSettings
 from spark_consumers.epochs import incomplete_tables, snapshot_rows
 from spark_consumers.epochs.event_reader import EventReader
@@ -35,6 +34,7 @@ from spark_consumers.events import changes, parts
 from spark_consumers.events.shape import CommitPosition, Shape, in_use
 from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import catalog, staging
+from spark_consumers.iceberg.parked import lsn_text
 from spark_consumers.iceberg.rebuild_note import (
     RebuildNote,
     part_end,
@@ -208,7 +208,7 @@ class Rebuilds:
             return None
         if name not in self._notes:
             self._notes[name] = found
-            log.info("a rebuild goes on", table=name, commit_lsn=_told(found.commit_lsn))
+            log.info("a rebuild goes on", table=name, commit_lsn=lsn_text(found.commit_lsn))
         return found
 
     def _end(self, name: str, states: dict[str, State]) -> None:
@@ -271,7 +271,7 @@ class Rebuilds:
         log.info(
             "a part of a rebuild is done",
             table=name,
-            commit_lsn=_told(note.commit_lsn),
+            commit_lsn=lsn_text(note.commit_lsn),
             events=summary.events,
             read=f"{self._ratios[name]:.1%}",
         )
@@ -387,7 +387,3 @@ class Rebuilds:
 
         found = self._quarantine.put_aside(None, events, [(summary, shapes)], refuse)
         return found.get(summary.topic, [])
-
-
-def _told(commit_lsn: int) -> str:
-    return "nothing" if commit_lsn == NEVER else format_lsn(commit_lsn)

@@ -44,6 +44,13 @@ class _EndedError(Exception):
     """The error that Spark gets when a micro-batch fails: without values and causes."""
 
 
+def tell_behind(metrics: Metrics, runner: EpochRunner) -> None:
+    """Let metrics and waits know which tables stay behind the record of epochs."""
+    record, states = runner.record, runner.states
+    dropped = [name for name in record.tables if name not in states and runner.follows(name)]
+    metrics.parked(runner.parking.tables, late(states, dropped, record.commit_lsn))
+
+
 class Stream:
     """One query, from its start to its end."""
 
@@ -225,8 +232,6 @@ class Stream:
         self._metrics.waiting(*self._runner.waiting())
         self._metrics.health.worked()
         self._tell_rebuilds()
-        runner = self._runner
-        self._metrics.state.late = late(runner.states, runner.record, runner.follows)
         if done is not None:
             self._tell_tables(self._runner.parking.seconds)
             self._report(done)
@@ -235,7 +240,7 @@ class Stream:
 
     def _tell_rebuilds(self) -> None:
         self._metrics.rebuilding(self._runner.rebuilds.progress(self._runner.states))
-        self._metrics.parked(self._runner.parking.tables)
+        tell_behind(self._metrics, self._runner)
 
     def _tell_tables(self, seconds: Mapping[str, float]) -> None:
         """Let the metrics have how far each table is; `seconds`: of their parts of an epoch."""

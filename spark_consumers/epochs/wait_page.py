@@ -48,8 +48,6 @@ class TablesState:
         """The tables have all transactions before this offset of the transaction topic."""
         self.parked: Mapping[str, Mapping[str, str]] = {}
         """Source table that stays behind -> has, refused_at, reason, remedy."""
-        self.late: Mapping[str, int] = {}
-        """Source table that lacks what the others have until the next epoch -> its commit LSN."""
 
 
 class KafkaState(NamedTuple):
@@ -212,16 +210,7 @@ def _told(query: WaitQuery, tables: TablesState, kafka: KafkaState | None) -> di
         "in": "tables",
         "reached": format_lsn(max(0, tables.commit_lsn or 0)),
         "timeline": None if kafka is None else kafka.timeline,
-        "parked": {n: _late(lsn) for n, lsn in tables.late.items()}
-        | {name: dict(told) for name, told in tables.parked.items()},
-    }
-
-
-def _late(commit_lsn: int) -> dict[str, str]:
-    return {
-        "has": "nothing" if commit_lsn < 0 else format_lsn(commit_lsn),
-        "reason": "the table was dropped, or left out of tables.tables, and lacks what others have",
-        "remedy": "wait for the next epoch, which the source's next transactions make",
+        "parked": {name: dict(told) for name, told in tables.parked.items()},
     }
 
 

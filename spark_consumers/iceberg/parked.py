@@ -51,9 +51,25 @@ class Parked:
 
     def described(self) -> dict[str, str]:
         """Return what an operator needs to know of the table."""
-        has = "nothing" if self.commit_lsn < 0 else format_lsn(self.commit_lsn)
-        at = format_lsn(max(self.at_lsn, 0))
+        has, at = lsn_text(self.commit_lsn), format_lsn(max(self.at_lsn, 0))
         return {"has": has, "refused_at": at, "reason": self.reason, "remedy": self.remedy}
+
+
+def lsn_text(commit_lsn: int) -> str:
+    """Return how far a table is: the LSN of its last epoch, "nothing" for a negative one."""
+    return "nothing" if commit_lsn < 0 else format_lsn(commit_lsn)
+
+
+def late_described(commit_lsn: int) -> dict[str, str]:
+    """Return what is to be known of a table that lacks what the others have until the next epoch.
+
+    `commit_lsn`: of the last epoch that it has, -1 for none.
+    """
+    return {
+        "has": lsn_text(commit_lsn),
+        "reason": "the table was dropped, or left out of tables.tables, and lacks what others have",
+        "remedy": "wait for the next epoch, which the source's next transactions make",
+    }
 
 
 def parked_from(document: dict[str, Any]) -> Parked:

@@ -122,26 +122,28 @@ class Staging:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Let this session write to, and read from, the branches of the tables that have begun."""
-        values = {_WRITE_TO: self._branch, catalog.SUMMARY_OPTION + catalog.WRITER: self._branch}
-        for option, value in values.items():
-            self._spark.conf.set(option, value)
-        try:
+        writer = catalog.SUMMARY_OPTION + catalog.WRITER
+        with self._options({_WRITE_TO: self._branch, writer: self._branch}):
             yield
-        finally:
-            for option in values:
-                self._spark.conf.unset(option)
 
     @contextlib.contextmanager
     def writing_part(self) -> Iterator[None]:
         """As `writing`; let snapshots tell that a rebuild has written them, and no epoch."""
         for name in (catalog.EPOCH, catalog.COMMIT_LSN):
             self._spark.conf.unset(catalog.SUMMARY_OPTION + name)
-        self._spark.conf.set(catalog.SUMMARY_OPTION + catalog.REBUILD, "part")
+        with self._options({catalog.SUMMARY_OPTION + catalog.REBUILD: "part"}), self.writing():
+            yield
+
+    @contextlib.contextmanager
+    def _options(self, values: Mapping[str, str]) -> Iterator[None]:
+        """Set options of the session, and unset them at the end."""
+        for name, value in values.items():
+            self._spark.conf.set(name, value)
         try:
-            with self.writing():
-                yield
+            yield
         finally:
-            self._spark.conf.unset(catalog.SUMMARY_OPTION + catalog.REBUILD)
+            for name in values:
+                self._spark.conf.unset(name)
 
     def written(self, base: Base) -> Base:
         """Return the base with the last snapshot of its branch: only that snapshot is adopted.

@@ -171,7 +171,8 @@ class Publisher:
         self.prefix = prefix
         self._naming = Naming(prefix, shaping or ShapingSettings())
         self.commit_lsn = 1000
-        self._kafka = KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
+        kafka = KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
+        self._offsets = TopicOffsets(kafka, patience_s=_TIMEOUT_S)
         self._servers: dict[str, str | int | float | bool] = {
             "bootstrap.servers": bootstrap_servers
         }
@@ -260,10 +261,9 @@ class Publisher:
             self._unshown = -1
 
     def _await_shown(self, topic: str, partition: int, offset: int) -> None:
-        asked = TopicOffsets(self._kafka, patience_s=_TIMEOUT_S)
         place = {topic: (partition,)}
         eventually(
-            lambda: asked.stable(place)[topic][partition] > offset,
+            lambda: self._offsets.stable(place)[topic][partition] > offset,
             what=f"Kafka shows what is committed in {topic}",
         )
 

@@ -11,7 +11,7 @@ from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
 from tests.providers.waiting import eventually
-from tests.spark_consumers.conftest import NewPipeline
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import make_again
 from tests.spark_consumers.test_without_record import (
@@ -102,13 +102,18 @@ def test_what_nobody_has_counted_of_a_table_that_is_parked_is_not_judged(
     assert catalog.LACKS in properties(pipeline, TABLES[0])
 
 
+def lose_last_transactions(pipeline: Pipeline) -> int:
+    """Leave tables without a record, and an empty transaction topic; where the tables are."""
+    bring_second_alone(pipeline)
+    without_epochs(pipeline)
+    make_again(pipeline, transaction_topic(pipeline.kafka.topic_prefix))
+    return pipeline.publisher.commit_lsn
+
+
 def test_transactions_that_end_before_a_table_are_refused(new_pipeline: NewPipeline) -> None:
     """The topic has lost its last records: a cut before the table's LSN would repeat events."""
     pipeline = new_pipeline()
-    bring_second_alone(pipeline)
-    last_lsn = pipeline.publisher.commit_lsn
-    without_epochs(pipeline)
-    make_again(pipeline, transaction_topic(pipeline.kafka.topic_prefix))
+    last_lsn = lose_last_transactions(pipeline)
     pipeline.publisher.commit_lsn = last_lsn - 150
     with pipeline.publisher.transaction() as t:  # commits before last_lsn
         t.insert(TABLES[0], {"id": 3})
@@ -126,10 +131,7 @@ def test_a_gap_between_a_table_and_the_next_transaction_is_refused(
 ) -> None:
     """The topic has lost its last records, but has its first ones: it is not retention."""
     pipeline = new_pipeline()
-    bring_second_alone(pipeline)
-    last_lsn = pipeline.publisher.commit_lsn
-    without_epochs(pipeline)
-    make_again(pipeline, transaction_topic(pipeline.kafka.topic_prefix))
+    last_lsn = lose_last_transactions(pipeline)
     pipeline.publisher.commit_lsn = last_lsn - 300
     with pipeline.publisher.transaction():
         pass

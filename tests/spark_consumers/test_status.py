@@ -58,12 +58,12 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     metrics.rebuilding({"public.a": 0.25})
     metrics.filling(["public.f"])
     note = Parked(1, 0x10, 0x20, 7, "no value fits", "mend it")
-    metrics.parked({"public.z": ParkedTable(note, None, 3, 0)})
+    metrics.parked({"public.z": ParkedTable(note, None, 3, 0)}, {})
     first = read_run_status(settings)
     metrics.done(report(2, a=20, b=5))
     metrics.rebuilding({})
     metrics.filling([])
-    metrics.parked({})
+    metrics.parked({}, {})
     second = read_run_status(settings)
     assert (first.events_since_start, first.rebuilding) == ({"public.a": 10}, ["public.a"])
     assert second.events_since_start == {"public.a": 30, "public.b": 5}
@@ -104,7 +104,7 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     command = ["status", "--config", str(config)]
     done = CliRunner().invoke(app, [*command, "--json"])
     assert (done.exit_code, json.loads(done.output)["epoch"]) == (0, 2)
-    metrics.parked({"public.z": ParkedTable(note, None, 3, 0)})
+    metrics.parked({"public.z": ParkedTable(note, None, 3, 0)}, {})
     for arguments in (command, [*command, "--json"]):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == ExitCode.CHECK_FAILED, "a table is parked"

@@ -187,7 +187,7 @@ def test_parked_tables_and_lost_commits_are_told(page: Page) -> None:
     page.metrics.begun(EpochRecord(3, 100, 0, {}, 7, {}), [])
     page.kafka.found = KafkaState(100, 3, {1: 50}, 9)
     note = Parked(1, 0x10, 0x20, 7, "no value fits", "mend it")
-    page.metrics.parked({"public.z": ParkedTable(note, None, 3, 0)})
+    page.metrics.parked({"public.z": ParkedTable(note, None, 3, 0)}, {})
     parked = page.get("lsn=0/64&in=tables&timeline=3")[1]["parked"]
     assert parked["public.z"]["has"] == "0/10"
     assert wait_for(page.url, "0/64", within="tables") == (3, ["public.z"])
