@@ -228,7 +228,7 @@ class EventReader:
         partitions that these have read. Topics of refused tables are left out.
         """
         anew = {t for t, want in wanted.items() if want.needs_first}
-        self._await_shown({t: known[t] for t in anew if t in known})
+        lacking = self._await_shown({t: known[t] for t in anew if t in known})
         partitions = self._topics.all_partitions(wanted)
         befores = {
             topic: known.get(topic, {}) if want.after_lsn is None or want.resumes else {}
@@ -238,10 +238,9 @@ class EventReader:
         refused = set()
         for topic in anew:
             if not befores[topic]:
-                there = first.get(topic, {})
-                gone = [at for n, at in known.get(topic, {}).items() if n not in there]
+                gone = max([*first.get(topic, {}).values(), lacking.get(topic, 0)], default=0)
                 try:
-                    check(wanted[topic].table, max([*there.values(), *gone], default=0))
+                    check(wanted[topic].table, gone)
                 except OperatorNeeded as error:
                     refuse(wanted[topic].table, error)
                     refused.add(topic)
@@ -251,17 +250,25 @@ class EventReader:
             if topic not in refused
         }
 
-    def _await_shown(self, read: Offsets) -> None:
-        """Ask anew until brokers show all partitions that were read, or ARRIVAL_DEADLINE_S over."""
+    def _await_shown(self, read: Offsets) -> dict[str, int]:
+        """Ask anew until brokers show all that was read, or ARRIVAL_DEADLINE_S are over.
+
+        Return the topics that lack some of it, each with the highest offset that was read in a
+        partition that is missing, or is shorter now: the topic was made again.
+        """
+        lacking: dict[str, int] = {}
 
         def shown() -> bool:
+            nonlocal lacking
             there = self._topics.all_partitions(read)
-            missing = {t for t, offsets in read.items() if set(offsets) - set(there[t])}
-            if missing:
-                self._topics.refresh(*missing)
-            return not missing
+            ends = self._topics.stable({t: numbers for t, numbers in there.items() if numbers})
+            lacking = _lacking(read, ends)
+            if lacking:
+                self._topics.refresh(*lacking)
+            return not lacking
 
         await_shown(shown)
+        return lacking
 
     def _ends(self, starts: Offsets, near: int | None, read_ms: int) -> tuple[Offsets, set[str]]:
         """Return the offsets where reading ends, and the topics whose END's events can be read.
@@ -348,6 +355,16 @@ def _require_settled(
                 "slottables again",
                 exit_code=ExitCode.KAFKA_UNREACHABLE,
             )
+
+
+def _lacking(read: Offsets, ends: Offsets) -> dict[str, int]:
+    """Return the topics that end before what was read, each with its highest such offset. Pure."""
+    found: dict[str, int] = {}
+    for topic, offsets in read.items():
+        for n, at in offsets.items():
+            if at > ends.get(topic, {}).get(n, 0):
+                found[topic] = max(found.get(topic, 0), at)
+    return found
 
 
 def _some_before(some: Offsets, others: Offsets) -> bool:

@@ -12,6 +12,7 @@ from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.kafka.reader import TopicOffsets
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_current import HISTORY, ITEMS, item, rows
+from tests.spark_consumers.test_rebuilds import delete_topic
 
 
 def test_events_that_are_stamped_later_than_their_transactions_end(
@@ -220,3 +221,26 @@ def test_a_table_is_made_anew_of_all_partitions_that_were_read(
     with pipeline.publisher.transaction() as t:
         t.insert(HISTORY, {"note": "b"})
     assert "no longer has the first events" in pipeline.apply().refused["public.items"]
+
+
+def test_a_dropped_table_is_not_filled_from_a_topic_that_is_shorter_now(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic was made again: it has rows, but not those that former epochs brought."""
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(ITEMS, HISTORY)
+    with pipeline.publisher.transaction() as t:
+        for number in range(6):
+            t.insert(ITEMS, item(number), partition=number % 3)
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('items')} PURGE")
+    delete_topic(pipeline, f"{pipeline.kafka.topic_prefix}.public.items")
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, item(9), partition=1)
+        t.insert(HISTORY, {"note": "a"})
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
+    assert "no longer has the first events" in pipeline.apply().refused["public.items"]
+    assert not rows(pipeline)
+    assert pipeline.spark.table(pipeline.identifier("history")).count() == 1
