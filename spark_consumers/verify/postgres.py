@@ -11,6 +11,7 @@ from typing import Final
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.settings import SourceSettings
@@ -23,6 +24,12 @@ _SESSION: Final = (
     "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET IntervalStyle = 'postgres';"
     " SET extra_float_digits = 3"
 )
+_KEEPALIVES: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 _PUBLISHED: Final = """
     SELECT schemaname, tablename, attnames::text[], rowfilter
     FROM pg_publication_tables WHERE pubname = %s
@@ -64,6 +71,16 @@ class PublishedColumns:
     row_filter: str | None
 
 
+def noticing_loss(conninfo: str) -> str:
+    """Return a connection string with which a lost network ends a wait within half a minute.
+
+    By Linux's defaults a session that waits for an answer notices it after two hours. What
+    `conninfo` sets itself stays. Source: PostgreSQL documentation, "Parameter Key Words".
+    """
+    given = conninfo_to_dict(conninfo)
+    return make_conninfo(conninfo, **{k: v for k, v in _KEEPALIVES.items() if k not in given})
+
+
 @contextlib.contextmanager
 def connected(
     conninfo: str, server: str, operation: str, *, hint: str, grant: str, timeout_s: int
@@ -75,7 +92,7 @@ def connected(
     """
     try:
         with psycopg.connect(
-            conninfo,
+            noticing_loss(conninfo),
             connect_timeout=timeout_s,
             client_encoding="utf-8",
             application_name="slottables",

@@ -27,6 +27,7 @@ from schemas.settings import KafkaSettings, SourceSettings
 from schemas.timelines import switch_points
 from spark_consumers.kafka.progress import ProgressTail
 from spark_consumers.kafka.reader import TopicOffsets
+from spark_consumers.verify.postgres import noticing_loss
 
 _FIRST_TIMELINE: Final = 1
 """It has not an ancestor: the history is known without a file."""
@@ -180,7 +181,9 @@ def walsender_of(
     info = connection.info
     conninfo = source.conninfo.get_secret_value()
     with psycopg.connect(
-        make_conninfo(conninfo, host=info.host, hostaddr=info.hostaddr or None, port=info.port),
+        make_conninfo(
+            noticing_loss(conninfo), host=info.host, hostaddr=info.hostaddr or None, port=info.port
+        ),
         replication="database",
         autocommit=True,
         connect_timeout=source.connect_timeout_s,

@@ -1,6 +1,8 @@
 """Whether `slottables verify` compares with the server whose events Kafka has; without Spark."""
 
 import json
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +22,12 @@ from services.testbed.pair import hasten_slot_sync
 from spark_consumers.audit.source_snapshot import source_snapshot
 from spark_consumers.verify import postgres
 from spark_consumers.verify.comparison import TableComparison, verified, verify_lines
-from spark_consumers.verify.source_identity import SourceIdentity, not_judged, source_not_judged
+from spark_consumers.verify.source_identity import (
+    SourceIdentity,
+    not_judged,
+    source_not_judged,
+    walsender_of,
+)
 from tests.conftest import NewPair
 from tests.providers.databases import await_copy, connect
 from tests.providers.interface import Broker, Provider, Server
@@ -277,3 +284,34 @@ def test_a_server_that_was_promoted_to_the_same_number_is_not_judged(
     assert refused is not None and refused.exit_code == ExitCode.TIMELINE
     unknown = told.audited(may[1], history=None)
     assert unknown is not None and unknown.exit_code == ExitCode.NOT_JUDGED
+
+
+def patience_s(connection: psycopg.Connection) -> tuple[int, float]:
+    """Return after how many seconds Linux ends a connection without its network: idle, and not."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as its:
+        assert its.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, interval, count, unsent_ms = (
+            its.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+                socket.TCP_USER_TIMEOUT,
+            )
+        )
+    return idle + interval * count, unsent_ms / 1000
+
+
+def test_a_wait_for_the_source_does_not_outlast_its_network(
+    pair: Provider, fresh_database: str
+) -> None:
+    """By Linux's defaults a session that waits for an answer notices it after two hours."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    settings = SourceSettings.model_validate({"conninfo": conninfo})
+    with postgres.snapshot(settings) as connection:
+        assert patience_s(connection) == (25, 20)
+        with walsender_of(connection, settings) as walsender:
+            assert patience_s(walsender) == (25, 20)
+    own = SourceSettings.model_validate({"conninfo": f"{conninfo} keepalives_idle=77"})
+    with postgres.snapshot(own) as connection:
+        assert patience_s(connection) == (92, 20)
