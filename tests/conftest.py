@@ -46,7 +46,8 @@ POSTGRES = os.environ.get("SLOTBRIDGE_POSTGRES", "")
 """The version of all other servers; empty: the package's."""
 
 # A loaded machine must not fail a property for being slow; pytest-timeout ends what hangs.
-# `make test` tries the same examples each time; `make properties` draws new ones, and many more.
+# `make test` tries the same examples for the same code (any constant in it may be one of them);
+# `make properties` draws new ones, and many more.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.register_profile("new examples", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "suite")
