@@ -78,7 +78,7 @@ class Segment(NamedTuple):
         return np.asarray((own[0] <= numbers) & (numbers <= own[-1]), dtype=bool)
 
     def has_twice(self) -> bool:
-        """Tell whether a key is here more than once (keys of one number may hide it)."""
+        """Tell whether a key is here more than once."""
         return bool(_repeats(self.keys).any())
 
 
@@ -115,12 +115,22 @@ def merged(segments: Sequence[Segment], live: Booleans | None = None) -> Segment
 
 
 def _repeats(keys: Keys) -> Booleans:
-    """Tell of each sorted key whether it equals the one before it."""
+    """Tell of each sorted key whether an equal one is before it."""
     numbers, texts = keys
     same = np.zeros(len(numbers), bool)
     same[1:] = numbers[1:] == numbers[:-1]
     again = np.flatnonzero(same)
-    if texts is not None and len(again):
-        before, here = texts.take(pa.array(again - 1)), texts.take(pa.array(again))
-        same[again] = np.asarray(pc.equal(before, here), dtype=bool)
+    if texts is None or not len(again):
+        return same
+    before, here = texts.take(pa.array(again - 1)), texts.take(pa.array(again))
+    same[again] = np.asarray(pc.equal(before, here), dtype=bool)
+    collided = again[~same[again]]
+    if len(collided):  # equal keys may have another one of their number between them
+        members = np.flatnonzero(np.isin(numbers, numbers[collided]))
+        codes = np.asarray(texts.take(pa.array(members)).dictionary_encode().indices)
+        order = np.lexsort((codes, numbers[members]))  # stable
+        members, codes = members[order], codes[order]
+        same[members] = False
+        equal = (numbers[members[1:]] == numbers[members[:-1]]) & (codes[1:] == codes[:-1])
+        same[members[1:][equal]] = True
     return same

@@ -95,6 +95,23 @@ def test_the_newest_segment_has_the_place_also_where_hashes_collide(
         assert find(text_keys(wanted), segments, live).tolist() == expected
 
 
+def test_an_older_place_of_a_key_is_left_out_behind_a_key_of_the_same_hash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The newest place is in a file that is not live: the older one does not come to light."""
+    monkeypatch.setattr(keys_module, "_hashed", lambda texts: np.zeros(len(texts), np.int64))
+    old = Segment.of(
+        text_keys(["b", "a"]), np.array([places_in(1, np.array([n]))[0] for n in (0, 1)])
+    )
+    new = Segment.of(text_keys(["a"]), places_in(0, np.array([2])))
+    live = np.array([False, True])
+    both = merged([new, old])
+    assert not both.has_twice()
+    for segments in ([new, old], [both], [merged([new, old], live)]):
+        found = find(text_keys(["a", "b"]), segments, live).tolist()
+        assert found == [search.NOWHERE, places_in(1, np.array([0]))[0]]
+
+
 @pytest.mark.parametrize(
     "keys",
     [text_keys(["b", "", "a", "é" * 30]), text_keys([""]), keys_of([pa.array([5, -7, 2**62])])],
