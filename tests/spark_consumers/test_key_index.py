@@ -100,9 +100,7 @@ def test_an_older_place_of_a_key_is_left_out_behind_a_key_of_the_same_hash(
 ) -> None:
     """The newest place is in a file that is not live: the older one does not come to light."""
     monkeypatch.setattr(keys_module, "_hashed", lambda texts: np.zeros(len(texts), np.int64))
-    old = Segment.of(
-        text_keys(["b", "a"]), np.array([places_in(1, np.array([n]))[0] for n in (0, 1)])
-    )
+    old = Segment.of(text_keys(["b", "a"]), places_in(1, np.array([0, 1])))
     new = Segment.of(text_keys(["a"]), places_in(0, np.array([2])))
     live = np.array([False, True])
     both = merged([new, old])
