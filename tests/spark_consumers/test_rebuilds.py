@@ -269,7 +269,7 @@ PARTS = ("begin", "part", "part done")
 """These are of the rebuild alone; at the others it is killed when they make it the table."""
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [1, len(CASES)], ids=["some", "all"])
 def test_a_kill_anywhere_leaves_the_old_table_or_the_new_one(
     new_pipeline: NewPipeline, kills: int
