@@ -40,8 +40,9 @@ _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 _CONFLICT, _INVALID = 409, 422
 _CONFLICTS_MAX: Final = 3
 """How often a schema is sent that the registry refuses (409), but calls compatible."""
+_NO_SUBJECT: Final = 40401
 _NO_SCHEMA: Final = 40403
-"""The registry's own code; a 404 without it may be a proxy's."""
+"""The registry's own codes; a 404 without one is a proxy's, or of a request it does not know."""
 _PASSING: Final = (408, 429)
 _TRANSITIVE: Final = "_TRANSITIVE"
 _SERVER_ERROR: Final = 500
@@ -177,7 +178,7 @@ class SchemaRegistry:
         made = Schema(schema, kind)
         with self._explained("look a schema up", subject):
             found = self._registered(subject, made)
-            if found is None and not self._compatible(subject, made):
+            if found is None and self._compatible(subject, made) is False:
                 said = "as the subject's rule of compatibility says"
                 raise self._incompatible(said, "look a schema up", subject)
             return found
@@ -202,10 +203,13 @@ class SchemaRegistry:
                 found = self._registered(subject, made)
                 if found is not None:
                     return found
-                if not self._compatible(subject, made):
-                    raise self._incompatible(_said(conflict), "register a schema", subject)
+                compatible = self._compatible(subject, made)
+                if compatible is False:
+                    break
                 time.sleep(_PAUSE_S)
-            raise conflict
+            if compatible:
+                raise conflict
+            raise self._incompatible(_said(conflict), "register a schema", subject)
 
     def _registered(self, subject: str, made: "Schema") -> int | None:
         """Return the id of a schema under `subject`, None where it is not there."""
@@ -218,16 +222,26 @@ class SchemaRegistry:
                 return None
             raise
 
-    def _compatible(self, subject: str, made: "Schema") -> bool:
-        """Tell whether the registry takes a schema beside the versions of `subject`."""
+    def _compatible(self, subject: str, made: "Schema") -> bool | None:
+        """Tell whether the registry takes a schema beside the versions of `subject`.
+
+        None where it does not tell: Karapace and Redpanda compare with one version alone.
+        """
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         try:
             return bool(self._client.test_compatibility_all_versions(subject, made))
         except SchemaRegistryError as error:
-            if error.http_status_code == _NOT_FOUND:  # nothing to be compatible with
+            if error.http_status_code != _NOT_FOUND:
+                raise
+            if error.error_code == _NO_SUBJECT:  # nothing to be compatible with
                 return True
-            raise
+        try:
+            return None if self._client.test_compatibility(subject, made) else False
+        except SchemaRegistryError as error:
+            if error.http_status_code != _NOT_FOUND:
+                raise
+            return None
 
     @property
     def _client(self) -> "SchemaRegistryClient":

@@ -129,6 +129,31 @@ def test_a_conflict_is_called_incompatible_only_where_the_registry_says_so(
     registry.close()
 
 
+@pytest.mark.parametrize("with_latest", [False, True, None])
+def test_a_conflict_is_called_incompatible_where_the_registry_compares_no_versions_together(
+    settings: RegistrySettings, monkeypatch: pytest.MonkeyPatch, *, with_latest: bool | None
+) -> None:
+    """Karapace and Redpanda compare with one version alone, and a rule may be about all of them."""
+    monkeypatch.setattr("services.kafka.schema_registry._PAUSE_S", 0)
+    _Answers.by_path = {
+        "/subjects/t-value/versions": REFUSED,
+        "/subjects/t-value/versions/latest": (200, LATEST),
+        COMPARED: (404, {"error_code": 404, "message": "HTTP 404 Not Found"}),
+    }
+    if with_latest is not None:
+        _Answers.by_path[f"{COMPARED}/latest"] = (200, {"is_compatible": with_latest})
+    error = refusal(settings)
+    assert "READER_FIELD_MISSING" in error.message
+    assert f"{settings.url}/config/t-value" in error.hint
+    registry = SchemaRegistry(settings)
+    if with_latest is False:
+        with pytest.raises(SetupError, match="not compatible"):
+            registry.look("t-value", '"string"', "AVRO")
+    else:
+        assert registry.look("t-value", '"string"', "AVRO") is None
+    registry.close()
+
+
 def test_a_schema_that_the_registry_refuses_is_not_a_wrong_url(settings: RegistrySettings) -> None:
     path = "/subjects/t-value/versions"
     _Answers.by_path = {path: (422, {"error_code": 42201, "message": "Invalid schema: field x"})}
