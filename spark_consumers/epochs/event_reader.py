@@ -31,6 +31,7 @@ stands in for it."""
 _PLACEHOLDER_VALUES = (
     f"CAST(get(filter(headers, h -> h.key = '{PLACEHOLDER_VALUES_HEADER}'), 0).value AS string)"
 )
+_MISSING = -1
 _ARRIVAL_INTERVAL_S = 0.05
 _ASKING_INTERVAL_S = 0.2
 SMALL_RECORDS_MAX = 5_000
@@ -45,7 +46,8 @@ class Wanted:
     the commit LSN that the table has, where it differs from the group's. `counted_after`: `events`
     are those after this LSN; None: after the group's. `resumes`: the topic is read from where the
     table's last epoch ended; otherwise a table behind the group is read from the beginning.
-    `needs_first`: the table has nothing yet, and the topic must have its first events.
+    `needs_first`: the table has nothing yet, and the topic must have its first events. `unread`:
+    earlier epochs have not read the topic, so that any of its transactions may be still to be seen.
     """
 
     table: str
@@ -54,6 +56,7 @@ class Wanted:
     counted_after: int | None = None
     resumes: bool = False
     needs_first: bool = True
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,8 @@ class EventReader:
                 now = time.monotonic()
                 short_s = -1.0 if short_since is None else now - short_since
                 late = short_s >= min(_STANDS_IN_AFTER_S, ARRIVAL_DEADLINE_S)
-                short = _short(wanted, summaries, after_lsn, settled if late else ())
+                short = {t: 0 for t, want in wanted.items() if want.unread and t not in settled}
+                short |= _short(wanted, summaries, after_lsn, settled if late else ())
                 if short and short_s > ARRIVAL_DEADLINE_S:
                     _require_settled(short, wanted, cut, settled)
                     self._refuse_short(short, wanted, cut, refuse)
@@ -224,20 +228,26 @@ class EventReader:
 
         Where Kafka has removed what lies before, it begins later: behind the last event there is a
         marker, which retention removes with it. That an event is missing is told by the counts;
-        where a table is made anew, they do not tell of earlier epochs, but `known` names the
-        partitions that these have read. Topics of refused tables are left out.
+        where a topic is read from its beginning, they do not tell of earlier epochs, but `known`
+        names the partitions that these have read. Topics of refused tables are left out.
         """
-        anew = {t for t, want in wanted.items() if want.needs_first}
-        lacking = self._await_shown({t: known[t] for t in anew if t in known})
-        partitions = self._topics.all_partitions(wanted)
         befores = {
             topic: known.get(topic, {}) if want.after_lsn is None or want.resumes else {}
             for topic, want in wanted.items()
         }
+        whole = [topic for topic, before in befores.items() if not before]
+        # A table that was left out may have another topic by now, which may be shorter.
+        read = {
+            t: known[t] if wanted[t].needs_first else dict.fromkeys(known[t], 0)
+            for t in whole
+            if t in known
+        }
+        lacking = self._await_shown(read)
+        partitions = self._topics.all_partitions(wanted)
         first = self._topics.first({t: numbers for t, numbers in partitions.items() if numbers})
         refused = set()
-        for topic in anew:
-            if not befores[topic]:
+        for topic in whole:
+            if wanted[topic].needs_first:
                 gone = max([*first.get(topic, {}).values(), lacking.get(topic, 0)], default=0)
                 try:
                     check(wanted[topic].table, gone)
@@ -346,8 +356,8 @@ def _require_settled(
     for topic, count in short.items():
         if topic not in settled:
             raise Retryable(
-                f"Kafka does not show {count} events of {wanted[topic].table} yet: a transaction "
-                "in the topic is neither committed nor aborted",
+                f"Kafka does not show {count or 'all'} events of {wanted[topic].table} yet: a "
+                "transaction in the topic is neither committed nor aborted",
                 operation="read events",
                 subject=topic,
                 lsn=cut.commit_lsn,
@@ -362,7 +372,7 @@ def _lacking(read: Offsets, ends: Offsets) -> dict[str, int]:
     found: dict[str, int] = {}
     for topic, offsets in read.items():
         for n, at in offsets.items():
-            if at > ends.get(topic, {}).get(n, 0):
+            if at > ends.get(topic, {}).get(n, _MISSING):
                 found[topic] = max(found.get(topic, 0), at)
     return found
 

@@ -158,23 +158,26 @@ class Parking:
         """Tell whether a table is to be with the others: it is, or an operator wants it to be."""
         return name not in self.tables or name in self._returning
 
-    def wanted(self, name: str, table: OpenTable, known_lsn: int, events: int) -> Wanted:
+    def wanted(
+        self, name: str, table: OpenTable, known_lsn: int, events: int, unread: bool
+    ) -> Wanted:
         """Return what is to be read of a table's topic, and how many events are to be there.
 
         `known_lsn`: the commit LSN that the group has; `events`: as the transactions after it
         count them. A table that returns must have all that was counted while it was parked,
-        whether it goes on or is made anew: Kafka may have lost some of it.
+        whether it goes on or is made anew: Kafka may have lost some of it. `unread`: as in Wanted,
+        unless the table goes on from where it stopped.
         """
         has = None if table.commit_lsn == known_lsn else table.commit_lsn
         anew, found = table.commit_lsn == NEVER, self.tables.get(name)
-        if found is None:
-            return Wanted(name, events, has, needs_first=anew)
-        if found.events is None:
+        if found is not None and found.events is None:
             log.warning("not judged: whether Kafka has all that a parked table lacks", table=name)
-            return Wanted(name, events, has, needs_first=anew)
+        if found is None or found.events is None:
+            return Wanted(name, events, has, needs_first=anew, unread=unread)
         after = found.counted_after
         resumes, events = table.commit_lsn == after, events + found.events
-        return Wanted(name, events, table.commit_lsn, after, resumes, needs_first=anew)
+        unread = unread and not resumes
+        return Wanted(name, events, table.commit_lsn, after, resumes, anew, unread)
 
     def uncounted(self) -> set[str]:
         """Return the tables that are to return and may lack events, as nobody has counted them."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import OperatorNeeded
+from schemas.errors import OperatorNeeded, Retryable
 from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.kafka.reader import TopicOffsets
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -185,6 +185,40 @@ def test_a_foreign_record_does_not_stand_in_for_an_event_that_is_not_to_be_seen_
     assert [row[0] for row in rows(pipeline)] == [1, 2]
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["new to the tables", "left out"])
+def test_events_that_no_epoch_has_counted_are_read_once_kafka_shows_them(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, *, before: bool
+) -> None:
+    """The epochs had their transaction when its partition was still to be seen."""
+    others = ("public.history",)
+    pipeline = new_pipeline(tables=() if before else others)
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS, HISTORY)
+    with publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "a"})
+        t.insert(ITEMS, item(1), partition=0)
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(tables=others)
+    with publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "b"})
+        show = publisher.hidden(ITEMS, item(2))
+        t.counts["public.items"] += 1
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(tables=())
+    for deadline in ("VISIBLE_DEADLINE_S", "ARRIVAL_DEADLINE_S"):
+        monkeypatch.setattr(f"spark_consumers.epochs.event_reader.{deadline}", 0.1)
+    with publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "c"})
+    with pytest.raises(Retryable, match=r"not show all events of public\.items yet"):
+        pipeline.apply()
+    show()
+    pipeline.restart()
+    pipeline.apply()
+    assert [row[0] for row in rows(pipeline)] == [1, 2]
+
+
 @pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
 def test_a_table_is_made_anew_of_all_partitions_that_were_read(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
@@ -221,6 +255,38 @@ def test_a_table_is_made_anew_of_all_partitions_that_were_read(
     with pipeline.publisher.transaction() as t:
         t.insert(HISTORY, {"note": "b"})
     assert "no longer has the first events" in pipeline.apply().refused["public.items"]
+
+
+@pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
+def test_a_table_that_was_left_out_gets_the_events_of_all_partitions_that_were_read(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
+) -> None:
+    """A broker whose metadata lags shows some of them: nobody has counted their events."""
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(ITEMS, HISTORY)
+    for numbers, tables in ((range(3), ()), (range(3, 6), ("public.history",))):
+        pipeline.restart()
+        pipeline.set_tables(tables=tables)
+        with pipeline.publisher.transaction() as t:
+            t.insert(HISTORY, {"note": "a"})
+            for number in numbers:
+                t.insert(ITEMS, item(number), partition=number % 3)
+        pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(tables=())
+    topic, original = f"{pipeline.kafka.topic_prefix}.public.items", TopicOffsets._describe
+    stale = [shown]
+
+    def describe(offsets: TopicOffsets, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
+        found = original(offsets, topics)
+        return found | {topic: stale.pop()} if topic in found and stale else found
+
+    monkeypatch.setattr(TopicOffsets, "_describe", describe)
+    with pipeline.publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "b"})
+    pipeline.apply()
+    assert not stale
+    assert [row[0] for row in rows(pipeline)] == [*range(6)]
 
 
 def test_a_dropped_table_is_not_filled_from_a_topic_that_is_shorter_now(
