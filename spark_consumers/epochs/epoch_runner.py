@@ -195,8 +195,7 @@ class EpochRunner:
         cut = self._cut()
         if cut is None:
             return None
-        again = self._redo_lsn is not None
-        epoch = last_epoch.next_number(self._states.values(), self._record, redone=again)
+        epoch = last_epoch.next_number(self._states.values(), self._record, self._redo_lsn)
         self.parking.begin(self._record, cut.commit_lsn, self._states)
         self.rebuilds.drop_reshaped(cut.commit_lsn)
         had = {n: s.commit_lsn for n, s in self._states.items()}

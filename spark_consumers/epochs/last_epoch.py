@@ -46,14 +46,18 @@ def is_ahead(state: State, record: EpochRecord) -> bool:
     return epoch > record.epoch or commit_lsn > record.commit_lsn
 
 
-def next_number(states: Iterable[State], record: EpochRecord, *, redone: bool) -> int:
+def next_number(states: Iterable[State], record: EpochRecord, redo_lsn: int | None = None) -> int:
     """Return the number of the epoch after `record`: no table has a later one, nor that one.
 
-    `redone`: it is made again, so that tables may have it. A record may be older than the tables,
-    and than those of sums, which the settings have left out for some epochs.
+    `redo_lsn`: the epoch is one that ends there and is made again, so that tables may have it:
+    those of its number must all be at this commit LSN. Else two writers have given the number to
+    two epochs, one table after the other. A record may be older than the tables, and than those of
+    sums, which the settings have left out for some epochs.
     """
-    last = max((state.sealed[0] for state in states), default=0)
-    return max(record.epoch + 1, last if redone else last + 1)
+    sealed = [state.sealed for state in states]
+    last = max((epoch for epoch, _ in sealed), default=0)
+    begun = {commit_lsn for epoch, commit_lsn in sealed if epoch == last} == {redo_lsn}
+    return max(record.epoch + 1, last if begun else last + 1)
 
 
 def late(states: Mapping[str, State], others: Iterable[str], commit_lsn: int) -> dict[str, int]:
@@ -110,7 +114,7 @@ def last_epoch(states: Mapping[str, State], record: EpochRecord | None) -> LastE
         return LastEpoch(record, None)
     log.info(
         "an unfinished epoch is continued",
-        next_epoch=next_number(states.values(), record, redone=True),
+        next_epoch=next_number(states.values(), record, begun),
         commit_lsn=format_lsn(max(begun, 0)),
     )
     return LastEpoch(record, begun)

@@ -366,24 +366,28 @@ def test_an_overtaken_writer_begins_no_rebuild_that_is_done(
     assert finish_rebuild(pipeline) == 1
 
 
+def one_by_one(_spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
+    """Publish as with a catalog that commits one table after the other."""
+    return publication.one_by_one(tables, *record)
+
+
+def take_two(writer: Pipeline) -> None:
+    """Let a writer take in two transactions, and bring no epoch."""
+
+    def taken() -> bool:
+        topic, offset = writer.runner.topic, writer.runner.offset
+        start, end = topic.require(offset), topic.stable()
+        if start < end:
+            writer.runner.take(topic.between(writer.spark, start, end), end)
+        return writer.runner.waiting()[1] >= 200
+
+    eventually(taken, what="both transactions are taken")
+
+
 def test_what_an_overtaken_writer_has_committed_alone_is_not_brought_again(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables are committed one by one: the other writer's epoch has its number, and ends before."""
-
-    def one_by_one(_spark: SparkSession, tables: Sequence[TableCommit], *record: Any) -> bool:
-        return publication.one_by_one(tables, *record)
-
-    def take(writer: Pipeline) -> None:
-        def taken() -> bool:
-            topic, offset = writer.runner.topic, writer.runner.offset
-            start, end = topic.require(offset), topic.stable()
-            if start < end:
-                writer.runner.take(topic.between(writer.spark, start, end), end)
-            return writer.runner.waiting()[1] >= 200
-
-        eventually(taken, what="both transactions are taken")
-
     monkeypatch.setattr(PUBLISH, one_by_one)
     pipeline.publisher.announce(ITEMS, LOG)
     for tables in ([ITEMS, LOG], [ITEMS], [LOG]):
@@ -397,12 +401,12 @@ def test_what_an_overtaken_writer_has_committed_alone_is_not_brought_again(
         monkeypatch.setattr(PUBLISH, one_by_one)
         second = another(pipeline)
         second.set_tables(offsets_per_trigger_max=1)
-        take(second)
+        take_two(second)
         assert second.runner.step()
         second.restart()
         return one_by_one(*given)
 
-    take(pipeline)
+    take_two(pipeline)
     monkeypatch.setattr(PUBLISH, paused)
     with pytest.raises(Retryable, match="another program has changed the table"):
         pipeline.runner.step()
@@ -412,6 +416,49 @@ def test_what_an_overtaken_writer_has_committed_alone_is_not_brought_again(
     assert len(pipeline.rows("log")) == 2
     table = catalog.load(pipeline.spark, pipeline.identifier("log"))
     assert pipeline.runner.record.tables["public.log"].snapshot == catalog.snapshot_id(table)
+
+
+def test_sums_get_an_epoch_though_another_one_has_given_them_its_number(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables are committed one by one. The writer of the epoch that ends before is killed, and the
+    other one overtaken, each when some tables have its epoch; neither has recorded it."""
+    pipeline = new_pipeline(
+        sums={"total": {"source": "public.items", "group_by": ["b"], "sums": {"of_id": "id"}}},
+    )
+    pipeline.publisher.announce(ITEMS, LOG)
+    for number, tables in enumerate(([ITEMS, LOG], [ITEMS], [ITEMS, LOG]), 1):
+        with pipeline.publisher.transaction() as t:
+            for table in tables:
+                t.insert(table, {"id": number, "b": 1} if table is ITEMS else {"b": number})
+        if number == 1:
+            pipeline.apply()
+
+    def killed(_spark: SparkSession, tables: Sequence[TableCommit], *_record: Any) -> bool:
+        assert publication.each_alone(tables)
+        raise KeyboardInterrupt
+
+    def paused(*given: Any) -> bool:
+        monkeypatch.setattr(PUBLISH, killed)
+        second = another(pipeline)
+        second.set_tables(offsets_per_trigger_max=1)
+        take_two(second)
+        with pytest.raises(KeyboardInterrupt):
+            second.runner.step()
+        second.restart()
+        monkeypatch.setattr(PUBLISH, one_by_one)
+        return one_by_one(*given)
+
+    take_two(pipeline)
+    monkeypatch.setattr(PUBLISH, paused)
+    with pytest.raises(Retryable, match="another program has changed the table"):
+        pipeline.runner.step()
+    pipeline.restart()
+    pipeline.apply()
+    assert [row.id for row in pipeline.rows("items")] == [1, 2, 3]
+    assert [row.b for row in pipeline.rows("log")] == [1, 3]
+    sums = pipeline.spark.table(pipeline.identifier("total")).collect()
+    assert [tuple(row) for row in sums] == [(1, 6, 3)]
 
 
 def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_nothing(
