@@ -279,15 +279,21 @@ def begin_side(
 
 
 def _snapshots_after(table: Any, sequence: int) -> dict[int, _Written]:
-    """Return a table's snapshots with a higher sequence number, by their ids."""
+    """Return a table's snapshots with a higher sequence number, by their ids.
+
+    Each snapshot gets the next number, and Iceberg keeps them in this order: the last few are
+    looked at. A REST server may tell them in any other, as iceberg-rust does: then more are.
+    """
     found: dict[int, _Written] = {}
-    snapshots = table.operations().current().snapshots()
-    for at in reversed(range(int(snapshots.size()))):  # in the order of their sequence numbers
-        snapshot = snapshots.get(at)
-        if int(snapshot.sequenceNumber()) <= sequence:
+    metadata = table.operations().current()
+    snapshots, added = metadata.snapshots(), int(metadata.lastSequenceNumber()) - sequence
+    for at in reversed(range(int(snapshots.size()))):
+        if len(found) == added:
             break
-        parent, writer = snapshot.parentId(), snapshot.summary().get(catalog.WRITER)
-        found[int(snapshot.snapshotId())] = _Written(parent and int(parent), writer)
+        snapshot = snapshots.get(at)
+        if int(snapshot.sequenceNumber()) > sequence:
+            parent, writer = snapshot.parentId(), snapshot.summary().get(catalog.WRITER)
+            found[int(snapshot.snapshotId())] = _Written(parent and int(parent), writer)
     return found
 
 

@@ -8,8 +8,9 @@ import os
 import subprocess
 import threading
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyspark
@@ -25,7 +26,8 @@ from services.testbed.java import find_java_home
 from services.testbed.ports import free_port, is_free
 from spark_consumers.epochs import publication
 from spark_consumers.epochs.publication import TableCommit
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, current
+from spark_consumers.iceberg.staging import Staging
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
 from tests.providers.interface import Provider
@@ -121,10 +123,15 @@ class Gateway:
 
     `answers`: the status of each such request, the last one of all that follow; None: as the
     catalog answers; 0: the catalog commits, and then the answer is 503. Any other is given without
-    asking the catalog.
+    asking the catalog. `ordered`: the order of the snapshots in each table's metadata.
     """
 
-    def __init__(self, uri: str, answers: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        uri: str,
+        answers: Sequence[int | None],
+        ordered: Callable[[list[Any]], list[Any]] = list,
+    ) -> None:
         self.answers, self.asked = list(answers), 0
         port = urllib.parse.urlsplit(uri).port
         gateway = self
@@ -157,11 +164,12 @@ class Gateway:
                     connection.request(self.command, self.path, body or None, kept)
                     response = connection.getresponse()
                     text = response.read()
-                if "/v1/config" in self.path:
-                    config = json.loads(text)
-                    config.pop("endpoints", None)
-                    text = json.dumps(config).encode()
-                return response.status, text
+                document = json.loads(text or b"{}")
+                document.pop("endpoints", None)
+                metadata = document.get("metadata", {})
+                if "snapshots" in metadata:
+                    metadata["snapshots"] = ordered(metadata["snapshots"])
+                return response.status, json.dumps(document).encode() if text else text
 
             do_GET = do_POST = do_HEAD = do_DELETE = _answer
 
@@ -232,6 +240,41 @@ def test_where_tables_are_committed_one_by_one_an_overtaken_writer_records_no_ep
         pipeline.restart()
         brought(pipeline, 5)
         assert [row.id for row in pipeline.rows("things")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "ordered",
+    [lambda told: told[::-1], lambda told: [*told[-1:], *told[:-1]]],
+    ids=["backwards", "the last one first"],
+)
+@pytest.mark.usefixtures("any_table_is_large")
+def test_what_is_written_is_adopted_whole_in_whichever_order_a_rest_catalog_tells_snapshots(
+    spark: SparkSession,
+    rest_uri: str,
+    new_pipeline: NewPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+    ordered: Callable[[list[Any]], list[Any]],
+) -> None:
+    """Another writer removes the branch once, between the two commits of an epoch."""
+    with Gateway(rest_uri, [None], ordered) as gateway:
+        pipeline = new_pipeline(catalog_type="rest", catalog_uri=gateway.uri)
+        follow(spark, pipeline)
+        with pipeline.publisher.transaction() as t:
+            t.update(TABLE, {"id": 1, "name": "changed again"})
+        place = "spark_consumers.iceberg.delete_insert.insert"
+
+        def after_a_start(*given: Any) -> None:
+            monkeypatch.setattr(place, current.insert)
+            known = pipeline.runner.states["public.things"].sealed
+            Staging(pipeline.spark).begin(pipeline.identifier("things"), known)
+            current.insert(*given)
+
+        monkeypatch.setattr(place, after_a_start)
+        with pytest.raises(Retryable, match="another program has changed the table"):
+            pipeline.apply()
+        pipeline.restart()
+        pipeline.apply()
+        assert [row["name"] for row in pipeline.rows("things")] == ["changed again"]
 
 
 @pytest.mark.parametrize("first", [0, 503])
