@@ -71,12 +71,8 @@ class EpochRunner:
         self.small_topics = SmallTopics(kafka, topics, self._settings, self._naming)
         self._shapes, self._dead = self.small_topics.shapes, self.small_topics.dead
         self._asked = self._ledger.asked(spark)
-        self._states = {
-            name: state
-            for name, state in self._tables.states(spark, tick).items()
-            if (name.removeprefix(sums.SOURCE_MARK) in self._settings.sums)
-            or (not sums.is_sums(name) and self.follows(name))
-        }
+        found = self._tables.states(spark, tick).items()
+        self._states = {name: state for name, state in found if self.follows(name)}
         self._stage = Stage(spark, self._settings, self._tables.namespace)
         self._stage.retain_indexes(self._states.values())
         self.parking = Parking(spark, self._settings, self._tables, self._ledger, self._states)
@@ -393,7 +389,9 @@ class EpochRunner:
         self.parking.look()
 
     def follows(self, name: str) -> bool:
-        """Tell whether the settings have a source table in the tables."""
+        """Tell whether the settings have a source table, or one of sums, in the tables."""
+        if sums.is_sums(name):
+            return name.removeprefix(sums.SOURCE_MARK) in self._settings.sums
         return self._settings.follows(name, self._naming)
 
     def _topic(self, name: str) -> str:

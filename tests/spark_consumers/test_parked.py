@@ -570,6 +570,26 @@ def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline
     assert noted(pipeline, "totals") is None
 
 
+def test_sums_that_the_settings_leave_out_while_they_are_parked_are_parked_no_more(
+    new_pipeline: NewPipeline,
+) -> None:
+    sums = {"totals": {"source": NAME, "group_by": ["v"], "sums": {"total": "id"}}}
+    pipeline = new_pipeline(on_refused_table="park", sums=sums)
+    pipeline.publisher.announce(GOOD, BAD)
+    both(pipeline, 1)
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        bad_value(t)
+    pipeline.apply()
+    assert [*record(pipeline).parked] == [NAME, "sums of totals"]
+    changed(pipeline, on_bad_event="quarantine", sums={})
+    unpark(pipeline)
+    both(pipeline, 2)
+    pipeline.apply()
+    assert record(pipeline).parked == {}
+    assert ids(pipeline, "bad") == [1, 2]
+
+
 def test_a_run_tells_of_parked_tables_and_does_not_end_as_if_all_were_well(
     new_pipeline: NewPipeline,
 ) -> None:
