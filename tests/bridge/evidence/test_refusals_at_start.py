@@ -74,11 +74,21 @@ def test_a_second_slot_under_the_prefix(conninfo: str, new_bridge: NewBridge) ->
 
 
 def put(bridge: Bridge, record: ProgressRecord | None) -> None:
-    """A record of the bridge's slot, or a tombstone, from elsewhere."""
+    """A record of the bridge's slot, or a tombstone, from elsewhere.
+
+    A transaction that a kill has left open hides a record until Kafka ends it: it is waited for.
+    """
     producer = Producer({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     value = record.model_dump_json().encode() if record is not None else None
     producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode())
     assert producer.flush(30) == 0
+    if record is not None:
+        told = record.model_dump()
+        eventually(
+            lambda: bridge.progress()[-1].model_dump() == told,
+            what="the record can be read",
+            timeout_s=120,
+        )
 
 
 def test_progress_is_lost_the_origin_dropped_and_the_topics_are_kept(
