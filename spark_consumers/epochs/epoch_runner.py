@@ -317,9 +317,8 @@ class EpochRunner:
     def _read(self, cut: Cut, opened: dict[str, OpenTable], without: dict[str, int]) -> Taken:
         known = self._record.commit_lsn
         counts = {name: cut.counts[name] - without.get(name, 0) for name in opened}
-        unread = event_count.unread(self._record, opened)
         wanted = {
-            self._topic(name): self.parking.wanted(name, table, known, counts[name], name in unread)
+            self._topic(name): self.parking.wanted(name, table, self._record, counts[name])
             for name, table in opened.items()
         }
         offsets = self._record.offsets | self.rebuilds.offsets()

@@ -70,13 +70,3 @@ def _left_out(record: EpochRecord, opened: Mapping[str, OpenTable], parking: Par
             tables=", ".join(sorted(found)),
         )
     return found
-
-
-def unread(record: EpochRecord, opened: Mapping[str, OpenTable]) -> set[str]:
-    """Return the tables that may get events of epochs which have not read their topics. Pure.
-
-    They are new, the settings have left them out, or they were parked. The transactions that were
-    read meanwhile did not count their events.
-    """
-    late = {name for name, table in opened.items() if table.commit_lsn < record.commit_lsn}
-    return late - record.tables.keys()

@@ -158,18 +158,17 @@ class Parking:
         """Tell whether a table is to be with the others: it is, or an operator wants it to be."""
         return name not in self.tables or name in self._returning
 
-    def wanted(
-        self, name: str, table: OpenTable, known_lsn: int, events: int, unread: bool
-    ) -> Wanted:
+    def wanted(self, name: str, table: OpenTable, record: EpochRecord, events: int) -> Wanted:
         """Return what is to be read of a table's topic, and how many events are to be there.
 
-        `known_lsn`: the commit LSN that the group has; `events`: as the transactions after it
-        count them. A table that returns must have all that was counted while it was parked,
-        whether it goes on or is made anew: Kafka may have lost some of it. `unread`: as in Wanted,
-        unless the table goes on from where it stopped.
+        `record`: of the last epoch; `events`: as the transactions after it count them. A table
+        that returns must have all that was counted while it was parked, whether it goes on or is
+        made anew: Kafka may have lost some of it. The last epoch does not list tables that are
+        new, left out by the settings, or parked: it has not read their topics.
         """
-        has = None if table.commit_lsn == known_lsn else table.commit_lsn
+        has = None if table.commit_lsn == record.commit_lsn else table.commit_lsn
         anew, found = table.commit_lsn == NEVER, self.tables.get(name)
+        unread = table.commit_lsn < record.commit_lsn and name not in record.tables
         if found is not None and found.events is None:
             log.warning("not judged: whether Kafka has all that a parked table lacks", table=name)
         if found is None or found.events is None:

@@ -11,6 +11,7 @@ from schemas.errors import OperatorNeeded, Retryable
 from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.kafka.reader import TopicOffsets
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.lagging_broker import lag
 from tests.spark_consumers.test_current import HISTORY, ITEMS, item, rows
 from tests.spark_consumers.test_rebuilds import delete_topic
 
@@ -232,16 +233,8 @@ def test_a_table_is_made_anew_of_all_partitions_that_were_read(
     pipeline.apply()
     pipeline.restart()
     pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('items')} PURGE")
-    topic, original = f"{pipeline.kafka.topic_prefix}.public.items", TopicOffsets._describe
-    stale = [shown]
-
-    def describe(offsets: TopicOffsets, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
-        found = original(offsets, topics)
-        if topic in found and stale:
-            found[topic] = stale.pop()
-        return found
-
-    monkeypatch.setattr(TopicOffsets, "_describe", describe)
+    stale = lag(monkeypatch, f"{pipeline.kafka.topic_prefix}.public.items")
+    stale[:] = [shown]
     with pipeline.publisher.transaction() as t:
         t.insert(HISTORY, {"note": "a"})
     pipeline.apply()
@@ -274,14 +267,8 @@ def test_a_table_that_was_left_out_gets_the_events_of_all_partitions_that_were_r
         pipeline.apply()
     pipeline.restart()
     pipeline.set_tables(tables=())
-    topic, original = f"{pipeline.kafka.topic_prefix}.public.items", TopicOffsets._describe
-    stale = [shown]
-
-    def describe(offsets: TopicOffsets, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
-        found = original(offsets, topics)
-        return found | {topic: stale.pop()} if topic in found and stale else found
-
-    monkeypatch.setattr(TopicOffsets, "_describe", describe)
+    stale = lag(monkeypatch, f"{pipeline.kafka.topic_prefix}.public.items")
+    stale[:] = [shown]
     with pipeline.publisher.transaction() as t:
         t.insert(HISTORY, {"note": "b"})
     pipeline.apply()

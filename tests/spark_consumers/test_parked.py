@@ -546,7 +546,8 @@ def test_a_dropped_table_that_is_refused_when_it_is_filled_returns_with_all_rows
     assert ids(pipeline, "bad") == [1, 2, 3]
 
 
-def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline) -> None:
+def parked_with_sums(new_pipeline: NewPipeline) -> Pipeline:
+    """A parked table with the row 1, and its sums by `v`, which are parked with it."""
     sums = {"totals": {"source": NAME, "group_by": ["v"], "sums": {"total": "id"}}}
     pipeline = new_pipeline(on_refused_table="park", sums=sums)
     pipeline.publisher.announce(GOOD, BAD)
@@ -555,6 +556,11 @@ def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline
     with pipeline.publisher.transaction() as t:
         bad_value(t)
     pipeline.apply()
+    return pipeline
+
+
+def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline) -> None:
+    pipeline = parked_with_sums(new_pipeline)
     both(pipeline, 2)
     pipeline.apply()
     note = noted(pipeline, "totals")
@@ -573,14 +579,7 @@ def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline
 def test_sums_that_the_settings_leave_out_while_they_are_parked_are_parked_no_more(
     new_pipeline: NewPipeline,
 ) -> None:
-    sums = {"totals": {"source": NAME, "group_by": ["v"], "sums": {"total": "id"}}}
-    pipeline = new_pipeline(on_refused_table="park", sums=sums)
-    pipeline.publisher.announce(GOOD, BAD)
-    both(pipeline, 1)
-    pipeline.apply()
-    with pipeline.publisher.transaction() as t:
-        bad_value(t)
-    pipeline.apply()
+    pipeline = parked_with_sums(new_pipeline)
     assert [*record(pipeline).parked] == [NAME, "sums of totals"]
     changed(pipeline, on_bad_event="quarantine", sums={})
     unpark(pipeline)

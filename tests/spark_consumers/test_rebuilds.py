@@ -3,7 +3,7 @@
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from spark_consumers.epochs import epoch_runner, publication, rebuilds, stage
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.publication import TableCommit
 from spark_consumers.iceberg import catalog, staging
-from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.operations import Operator
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import kill
+from tests.spark_consumers.lagging_broker import lag
 from tests.spark_consumers.publisher import SourceTable, Transaction
 from tests.spark_consumers.test_job import Running
 
@@ -644,19 +644,7 @@ def test_partitions_that_a_broker_does_not_show_yet_are_asked_for_again(
     load(pipeline, 5)
     before = damage(pipeline)
     ask(pipeline)
-    topic, original = f"{pipeline.kafka.topic_prefix}.{NAME}", TopicOffsets._describe
-    stale: list[tuple[int, ...]] = []
-
-    def describe(offsets: TopicOffsets, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """The first answer is that of a broker whose metadata lags behind."""
-        found = original(offsets, topics)
-        if topic in found and stale:
-            found[topic] = stale.pop()
-            if not found[topic]:
-                del offsets._ids[topic]
-        return found
-
-    monkeypatch.setattr(TopicOffsets, "_describe", describe)
+    stale = lag(monkeypatch, f"{pipeline.kafka.topic_prefix}.{NAME}")
     steps = 0
     with structlog.testing.capture_logs() as told:
         while pipeline.runner.works_alone:

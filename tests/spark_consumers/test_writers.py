@@ -1,7 +1,7 @@
 """Two writers of one namespace: one is paused anywhere, the other goes on, and it resumes."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -384,6 +384,26 @@ def take_two(writer: Pipeline) -> None:
     eventually(taken, what="both transactions are taken")
 
 
+def shorter_epochs(pipeline: Pipeline) -> Pipeline:
+    """Another writer, which has taken both transactions in, and whose epochs have one of them."""
+    second = another(pipeline)
+    second.set_tables(offsets_per_trigger_max=1)
+    take_two(second)
+    return second
+
+
+def overtaken(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, paused: Callable[..., bool]
+) -> None:
+    """Let an epoch of two transactions be overtaken in `paused`; the next start goes on."""
+    take_two(pipeline)
+    monkeypatch.setattr(PUBLISH, paused)
+    with pytest.raises(Retryable, match="another program has changed the table"):
+        pipeline.runner.step()
+    pipeline.restart()
+    pipeline.apply()
+
+
 def test_what_an_overtaken_writer_has_committed_alone_is_not_brought_again(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,19 +419,12 @@ def test_what_an_overtaken_writer_has_committed_alone_is_not_brought_again(
 
     def paused(*given: Any) -> bool:
         monkeypatch.setattr(PUBLISH, one_by_one)
-        second = another(pipeline)
-        second.set_tables(offsets_per_trigger_max=1)
-        take_two(second)
+        second = shorter_epochs(pipeline)
         assert second.runner.step()
         second.restart()
         return one_by_one(*given)
 
-    take_two(pipeline)
-    monkeypatch.setattr(PUBLISH, paused)
-    with pytest.raises(Retryable, match="another program has changed the table"):
-        pipeline.runner.step()
-    pipeline.restart()
-    pipeline.apply()
+    overtaken(pipeline, monkeypatch, paused)
     assert len(pipeline.rows("items")) == 2
     assert len(pipeline.rows("log")) == 2
     table = catalog.load(pipeline.spark, pipeline.identifier("log"))
@@ -440,21 +453,14 @@ def test_sums_get_an_epoch_though_another_one_has_given_them_its_number(
 
     def paused(*given: Any) -> bool:
         monkeypatch.setattr(PUBLISH, killed)
-        second = another(pipeline)
-        second.set_tables(offsets_per_trigger_max=1)
-        take_two(second)
+        second = shorter_epochs(pipeline)
         with pytest.raises(KeyboardInterrupt):
             second.runner.step()
         second.restart()
         monkeypatch.setattr(PUBLISH, one_by_one)
         return one_by_one(*given)
 
-    take_two(pipeline)
-    monkeypatch.setattr(PUBLISH, paused)
-    with pytest.raises(Retryable, match="another program has changed the table"):
-        pipeline.runner.step()
-    pipeline.restart()
-    pipeline.apply()
+    overtaken(pipeline, monkeypatch, paused)
     assert [row.id for row in pipeline.rows("items")] == [1, 2, 3]
     assert [row.b for row in pipeline.rows("log")] == [1, 3]
     sums = pipeline.spark.table(pipeline.identifier("total")).collect()

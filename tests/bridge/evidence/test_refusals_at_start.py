@@ -83,11 +83,8 @@ def put(bridge: Bridge, record: ProgressRecord | None) -> None:
     producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode())
     assert producer.flush(30) == 0
     if record is not None:
-        told = record.model_dump()
         eventually(
-            lambda: bridge.progress()[-1].model_dump() == told,
-            what="the record can be read",
-            timeout_s=120,
+            lambda: bridge.progress()[-1] == record, what="the record can be read", timeout_s=120
         )
 
 
