@@ -137,7 +137,8 @@ class EventReader:
         others = {t: w.after_lsn for t, w in wanted.items() if w.after_lsn is not None}
         counted = {t: w.counted_after for t, w in wanted.items() if w.counted_after is not None}
         short_since: float | None = None
-        near = cut.read_ms or None
+        # Where nobody has counted the events, none that is stamped later would be found missing.
+        near = None if any(want.unread for want in wanted.values()) else cut.read_ms or None
         while True:
             wanted = {topic: want for topic, want in wanted.items() if topic in starts}
             ends, settled = self._ends(starts, near, cut.read_ms)

@@ -220,6 +220,26 @@ def test_events_that_no_epoch_has_counted_are_read_once_kafka_shows_them(
     assert [row[0] for row in rows(pipeline)] == [1, 2]
 
 
+def test_events_that_no_epoch_has_counted_and_that_are_stamped_later_are_read(
+    new_pipeline: NewPipeline,
+) -> None:
+    """The bridge publishes events again that Kafka has aborted, or a broker's clock is ahead."""
+    pipeline = new_pipeline(tables=("public.history",))
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS, HISTORY)
+    with publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "a"})
+        publisher.produce(ITEMS, None, None, 1, ts_ms=int(time.time() * 1000) + 3_600_000)
+        t.insert(ITEMS, item(1), partition=1)
+    pipeline.apply()
+    pipeline.restart()
+    pipeline.set_tables(tables=())
+    with publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "b"})
+    pipeline.apply()
+    assert [row[0] for row in rows(pipeline)] == [1]
+
+
 @pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
 def test_a_table_is_made_anew_of_all_partitions_that_were_read(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
