@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test test-long quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
+.PHONY: help demo test test-long test-long-status quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
@@ -26,34 +26,31 @@ demo: $(READY) ## the whole product under load: kill the primary, fail over, com
 
 # WORKERS processes with servers of their own: with more on two processors, deadlines pass.
 # A file's tests stay together and share what they make. Their order and their random data are the same
-# each time.
-# The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10, or
-# POSTGRES=/usr/lib/postgresql/17/bin, runs all else on that.
-# Then the tests without servers on the oldest and the newest Python 3.11 to 3.13 that is found, if that is of another
-# minor version: PYTHONS= leaves them out, and `make pythons` tries each.
-PYTHONS ?= 1
+# each time. POSTGRES=17.10, or POSTGRES=/usr/lib/postgresql/17/bin, runs them on that.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 ON_SERVERS = CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST)
-test: $(READY) ## the tests on real PostgreSQL, Kafka and Spark, then those without servers on other Pythons
+test: $(READY) ## one test of each promise on real PostgreSQL, Kafka and Spark, and all quick tests
 	@$(ON_SERVERS) --randomly-seed=1 -m "not long" $(PYTEST_OPTIONS)
-	@$(if $(PYTHONS),MAKE=$(MAKE) $(BIN)/python -m tests.interpreters --ends)
 
-# With those of tests/long_tests.py, in another order and with other random data each time.
-test-long: $(READY) ## all tests: more cases, kills and claims (docs/EVIDENCE.md), in any order
-	@$(ON_SERVERS) $(PYTEST_OPTIONS)
+# In another order and with other random data each time. A shard takes less than 25 minutes on two processors.
+test-long: $(READY) ## all tests: each kill, fault and case, in any order (SHARD=2/6: a sixth of them)
+	@$(ON_SERVERS) --shard $(or $(SHARD),1/1) $(PYTEST_OPTIONS)
+
+test-long-status: $(READY) ## which shards of test-long passed, at which commit
+	@$(BIN)/python -m tests.shards status
 
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder
 # They wait for nothing, so that each processor has one worker.
 quick: WORKERS = $(shell nproc 2>/dev/null || echo 2)
 quick: $(READY) ## the tests that need no server (some 80 CPU-seconds)
-	@$(PYTEST) -m "not servers and not slow" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
+	@$(PYTEST) -m "not servers and not slow and not long" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
 
 properties: $(READY) ## the property tests with new examples, 2,000 of each (PYTEST_OPTIONS=-k name)
 	@HYPOTHESIS_PROFILE="new examples" $(PYTEST) -m "hypothesis and not servers" $(PYTEST_OPTIONS)
 
 # What the tests without servers cover, in their own processes. COVER=all: with those that need servers.
 coverage: $(READY) ## print what the quick tests cover, module by module (COVER=all: all tests)
-	@$(PYTEST) $(if $(filter all,$(COVER)),,-m "not servers and not slow") \
+	@$(PYTEST) $(if $(filter all,$(COVER)),,-m "not servers and not slow and not long") \
 	  --cov slotbridge --cov schemas --cov services --cov spark_consumers --cov-report term:skip-covered $(PYTEST_OPTIONS)
 
 pythons: $(READY) ## the tests without servers on every other supported Python of this machine

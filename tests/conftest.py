@@ -31,7 +31,7 @@ from hypothesis import settings
 from schemas.errors import SetupError
 from services.testbed.other_postgres import major_of
 from services.testbed.registry import Registry, registry
-from tests.long_tests import is_long
+from tests import shards
 from tests.progress import Progress
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
@@ -53,8 +53,19 @@ settings.register_profile("new examples", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "suite")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --shard."""
+    parser.addoption("--shard", default="", help="run one shard of all tests, such as 2/6")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Tell how a long run goes. With CONTAINERS=1 and no engine: one clear error, not many."""
+    if config.getoption("shard"):
+        try:
+            shard = shards.parse(config.getoption("shard"))
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.pluginmanager.register(shards.Sharding(config, shard))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config))
         delete_left_behind()
@@ -82,9 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests that need servers, and those of `make test-long` alone."""
-    if is_long(item.nodeid):
-        item.add_marker("long")
+    """Mark the tests that need servers."""
     if NEEDS_SERVERS in getattr(item, "fixturenames", ()):
         item.add_marker(NEEDS_SERVERS)
 

@@ -1,8 +1,6 @@
 """Run the tests that need no servers on every supported Python that this machine has.
 
     python -m tests.interpreters         each version that is found beside its own
-    python -m tests.interpreters --ends  the oldest and the newest of them, as `make test` does, but
-                                         none of its own minor version
 
 Interpreters are looked for on the PATH, in the system's folders, and where pyenv and uv keep
 theirs. Each gets a virtual environment of its own (`.venv/pythons/VERSION`) without pyspark, so
@@ -10,7 +8,6 @@ that the tests of the Spark consumers are left out there. One that can't make an
 printed as not judged.
 """
 
-import argparse
 import os
 import re
 import subprocess
@@ -35,17 +32,12 @@ Version = tuple[int, ...]
 
 def main() -> int:
     """Print and use each interpreter; return 1 if the tests of any failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.interpreters")
-    parser.add_argument("--ends", action="store_true", help="only the oldest and the newest")
-    only_ends: bool = parser.parse_args().ends
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     here = sys.version_info[:3]
     usable, silent = interpreters(folders(os.environ, Path.home()))
     for path in silent:
         console.print(f"not judged: {path} does not run, or can't make virtual environments")
     others = {version: path for version, path in usable.items() if version != here}
-    if only_ends:
-        others = {version: at for version, at in ends(others).items() if version[:2] != here[:2]}
     names = [f"{text(version)} ({path})" for version, path in others.items()]
     console.print(f"tests without servers, beside {text(here)}: {', '.join(names) or 'none found'}")
     failed = [text(version) for version, path in others.items() if not _passes(version, path)]
@@ -77,11 +69,6 @@ def interpreters(places: Iterable[Path]) -> tuple[dict[Version, Path], list[Path
             elif OLDEST <= version < UNTRIED:
                 usable.setdefault(version, path)
     return dict(sorted(usable.items())), silent
-
-
-def ends(found: Mapping[Version, Path]) -> dict[Version, Path]:
-    """Leave the versions between the oldest and the newest out."""
-    return {version: found[version] for version in found if version in (min(found), max(found))}
 
 
 def text(version: Version) -> str:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import psycopg
+import pytest
 
 from schemas.schema_events import SchemaEvent
 from tests.bridge.conftest import NewBridge
@@ -50,6 +51,7 @@ def test_masked_and_partitioned(pair: Provider, fresh_database: str, new_bridge:
     assert told["person"]["missing"] == {name: row[name] for name in ("phone", "mail", "cv")}
 
 
+@pytest.mark.long
 def test_a_column_that_was_not_published(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_column_that_was_not_published(
         assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_large_defaults_do_not_stop_the_bridge(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_truncate_reaches_them(
     assert sorted(truncates) == list(range(6))
 
 
+@pytest.mark.long
 def test_truncates_one_after_another_ask_once_and_breathe(
     kafka: Broker, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

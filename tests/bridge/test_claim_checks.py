@@ -31,6 +31,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.recover_process import drop_slot, recover
 from tests.bridge.running import Bridge
 from tests.bridge.test_schema_registry import PARTS, READERS
+from tests.marks import long_but
 from tests.providers.interface import Provider
 from tests.providers.proxy import Proxy
 from tests.providers.standstill import Standstill
@@ -156,6 +157,7 @@ def test_rows_of_a_snapshot_and_changes_refer_to_what_is_stored(
     assert SECRET not in bridge.output
 
 
+@pytest.mark.long
 def test_every_format_has_the_reference_and_its_schema_says_so(
     source: tuple[str, Run],
     new_bridge: NewBridge,
@@ -205,7 +207,10 @@ def test_every_format_has_the_reference_and_its_schema_says_so(
                     assert f'"__slotbridge.large_values": "{what}"' in schema.replace('":"', '": "')
 
 
-@pytest.mark.parametrize("place", ["claim stored", "claims stored", "before kafka commit"])
+@pytest.mark.parametrize(
+    "place",
+    long_but("before kafka commit", ["claim stored", "claims stored", "before kafka commit"]),
+)
 def test_a_kill_between_upload_and_commit_loses_and_repeats_nothing(
     source: tuple[str, Run],
     new_bridge: NewBridge,
@@ -238,6 +243,7 @@ def test_a_kill_between_upload_and_commit_loses_and_repeats_nothing(
     assert len(names) == 14, "twelve values, the empty one that a start stores, and the id"
 
 
+@pytest.mark.long
 def test_a_storage_that_is_cut_off_is_waited_for(
     source: tuple[str, Run], new_bridge: NewBridge, storage: ObjectStorage, topic_prefix: str
 ) -> None:
@@ -291,6 +297,7 @@ def test_a_storage_that_is_cut_off_is_waited_for(
     assert outlasted or machine.longest_s > STOOD_STILL_S, bridge.output
 
 
+@pytest.mark.long
 def test_a_large_transaction_of_large_values_in_bounded_memory(
     source: tuple[str, Run], new_bridge: NewBridge, storage: ObjectStorage, topic_prefix: str
 ) -> None:
@@ -326,6 +333,7 @@ def peak_bytes(status: Path) -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.long
 def test_what_an_operator_must_mend_ends_in_an_exit_code(
     source: tuple[str, Run],
     new_bridge: NewBridge,
@@ -371,6 +379,7 @@ def stopped(source: tuple[str, Run], new_bridge: NewBridge, tmp_path: Path) -> t
     return bridge, folder
 
 
+@pytest.mark.long
 def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
     source: tuple[str, Run], stopped: tuple[Bridge, Path]
 ) -> None:
@@ -459,6 +468,7 @@ def test_an_empty_folder_in_place_of_the_storage_is_refused_until_it_is_back(
     assert referred(bridge, folder) == expected
 
 
+@pytest.mark.long
 def test_another_storage_takes_the_place_of_the_one_that_an_operator_names_as_lost(
     stopped: tuple[Bridge, Path],
 ) -> None:
@@ -479,6 +489,7 @@ def test_another_storage_takes_the_place_of_the_one_that_an_operator_names_as_lo
     assert refused.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
 
 
+@pytest.mark.long
 def test_a_bucket_of_another_id_is_refused(
     source: tuple[str, Run], new_bridge: NewBridge, storage: ObjectStorage, topic_prefix: str
 ) -> None:
@@ -498,6 +509,7 @@ def test_a_bucket_of_another_id_is_refused(
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_what_a_bucket_tells_of_itself(
     storage: ObjectStorage, topic_prefix: str, settings: ClaimCheckSettings
 ) -> None:
@@ -537,6 +549,7 @@ def without_list(bucket: Bucket, *, denies: tuple[str, ...]) -> Bucket:
     return bucket
 
 
+@pytest.mark.long
 def test_a_bucket_that_denies_the_id_is_not_taken_for_that_of_an_older_release_without_a_word(
     settings: ClaimCheckSettings,
 ) -> None:
@@ -552,6 +565,7 @@ def test_a_bucket_that_denies_the_id_is_not_taken_for_that_of_an_older_release_w
         assert not logs, "its id is read now"
 
 
+@pytest.mark.long
 def test_an_empty_bucket_that_denies_its_id_is_refused(settings: ClaimCheckSettings) -> None:
     """A record without an id, and a role with s3:ListBucket that may not read the id."""
     role = without_list(Bucket(settings), denies=("GetObject",))
@@ -579,6 +593,7 @@ def answering(bucket: Bucket, answer: Callable[[bool], str]) -> Bucket:
     return bucket
 
 
+@pytest.mark.long
 def test_of_two_bridges_that_store_an_id_at_once_none_replaces_the_others(
     settings: ClaimCheckSettings,
 ) -> None:
@@ -597,6 +612,7 @@ def test_of_two_bridges_that_store_an_id_at_once_none_replaces_the_others(
         assert other.identify() == first and calls == [True, True]
 
 
+@pytest.mark.long
 def test_a_bucket_without_conditions_gets_an_id_and_one_in_conflict_none(
     settings: ClaimCheckSettings,
 ) -> None:

@@ -43,6 +43,7 @@ def decoded(form: str, schema: str, data: bytes) -> Any:
         return document(message_class(compiled(schema, Path(folder))).FromString(data[6:]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "key_format", "value_format"),
     [

@@ -217,6 +217,7 @@ def assert_session_outlasts(
     assert lasts, bridge.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_long_filtered_transaction_outlasts_a_short_time_out(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, streaming: bool
@@ -241,6 +242,7 @@ def test_a_long_filtered_transaction_outlasts_a_short_time_out(
         assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_long_work_on_received_changes_is_not_taken_for_silence_of_the_server(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -307,6 +309,7 @@ def test_while_kafka_stands_still_the_server_is_answered(
     bridge.assert_kafka_equals(conninfo, "t")
 
 
+@pytest.mark.long
 def test_a_commit_that_kafka_does_not_answer_can_be_cancelled(
     own_kafka: KafkaBroker, topic_prefix: str
 ) -> None:
@@ -338,6 +341,7 @@ def test_a_commit_that_kafka_does_not_answer_can_be_cancelled(
     assert found is not None and found.end_lsn in (20, 30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("commits_wait", [False, True], ids=["", "commits wait"])
 def test_while_kafka_stands_still_what_is_not_published_takes_no_memory(
     new_pair: NewPair, new_bridge: NewBridge, own_kafka: KafkaBroker, commits_wait: bool

@@ -69,6 +69,7 @@ def test_a_truncate_is_warned_of_refused_by_name_and_left_out_on_request(
     assert again.stop() == 0
 
 
+@pytest.mark.long
 def test_a_refused_truncate_may_be_a_dead_letter(
     conninfo: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_refused_truncate_may_be_a_dead_letter(
     assert bridge.stop() == 0
 
 
+@pytest.mark.long
 def test_each_event_of_a_table_without_a_key_is_refused(
     conninfo: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:

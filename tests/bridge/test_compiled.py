@@ -347,6 +347,7 @@ def test_switched_off_nothing_compiled_is_loaded() -> None:
     assert done.stdout == "None\n", done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_wheel_has_what_was_compiled(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation"]

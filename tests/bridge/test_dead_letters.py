@@ -84,6 +84,7 @@ def test_a_record_too_large_for_the_client(
     assert {e["after"]["id"] for e in bridge.events("t")} == {1, 3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["stop", "dead_letter"])
 def test_records_too_large_for_a_topic(
     policy: str, pair: Provider, kafka: Broker, fresh_database: str, new_bridge: NewBridge
@@ -162,6 +163,7 @@ def allowed(admin: AdminClient, kind: ResourceType, name: str, operation: AclOpe
     return operation in found.authorized_operations
 
 
+@pytest.mark.long
 def test_a_topic_that_must_not_be_written(
     pair: Provider,
     fresh_database: str,
@@ -206,6 +208,7 @@ def test_a_topic_that_must_not_be_written(
         going_on.end()
 
 
+@pytest.mark.long
 def test_a_topic_that_is_gone_and_must_not_be_made(
     pair: Provider,
     fresh_database: str,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -215,6 +216,7 @@ def test_spills_are_told_with_the_figures_of_the_article(
     assert told["change"].startswith("set bridge.streaming: true")
 
 
+@pytest.mark.long
 def test_streams_and_empty_transactions_are_told(new_pair: NewPair, new_bridge: NewBridge) -> None:
     trio = new_pair(settings=QUIET)
     conninfo = trio.primary.conninfo(trio.dbname, options=SMALL)
@@ -239,6 +241,7 @@ def test_streams_and_empty_transactions_are_told(new_pair: NewPair, new_bridge: 
         assert "empty transactions" in {one["subject"] for one in without.document["not_judged"]}
 
 
+@pytest.mark.long
 def test_kafka_that_does_not_answer_is_not_judged(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -4,6 +4,7 @@ import re
 import threading
 
 import psycopg
+import pytest
 
 from schemas.errors import ExitCode
 from services.testbed.pair import set_parameter
@@ -84,6 +85,7 @@ def test_primary_killed_under_load_the_bridge_follows_and_refuses_the_old_one(
     assert inserted == row[0]
 
 
+@pytest.mark.long
 def test_a_timeline_once_met_is_not_left_though_nothing_has_come_of_it(
     new_pair: NewPair, new_bridge: NewBridge
 ) -> None:

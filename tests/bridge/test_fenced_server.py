@@ -130,6 +130,7 @@ def metric(bridge: Bridge, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
+@pytest.mark.long
 def test_a_heartbeat_between_fence_and_drain_does_not_keep_the_slot_behind(
     trio: Trio, bridge: Bridge
 ) -> None:
@@ -164,6 +165,7 @@ def allow_sessions(trio: Trio, *, allowed: bool) -> None:
         run(trio, f"{end}'slotbridge'")
 
 
+@pytest.mark.long
 def test_unreachable_witness_is_not_judged_while_changes_flow(trio: Trio, bridge: Bridge) -> None:
     with psycopg.connect(bridge.conninfo, autocommit=True) as connection:
         allow_sessions(trio, allowed=False)
@@ -183,6 +185,7 @@ def test_unreachable_witness_is_not_judged_while_changes_flow(trio: Trio, bridge
     assert "is gone: changes committed without it" in bridge.output
 
 
+@pytest.mark.long
 def test_an_origin_that_another_bridge_has_taken_meanwhile_ends_the_session(
     trio: Trio, bridge: Bridge
 ) -> None:
@@ -196,6 +199,7 @@ def test_an_origin_that_another_bridge_has_taken_meanwhile_ends_the_session(
     eventually(lambda: bridge.sessions == 2, what="the next session streams", timeout_s=LONG_S)
 
 
+@pytest.mark.long
 def test_a_session_without_sql_ends_after_the_connect_deadline(trio: Trio) -> None:
     conninfo, name = trio.primary.conninfo(trio.dbname), "unjudged"
     source = SourceSettings(conninfo=SecretStr(conninfo), slot=name, publication=name)
@@ -220,6 +224,7 @@ def test_a_session_without_sql_ends_after_the_connect_deadline(trio: Trio) -> No
             patient.perform(primary, ledger)
 
 
+@pytest.mark.long
 def test_a_snapshot_writes_nothing_behind_a_fence_and_goes_on_after_it(
     trio: Trio, new_bridge: NewBridge
 ) -> None:

@@ -265,6 +265,7 @@ def _stopped(bridge: Bridge, code: ExitCode, *parts: str) -> None:
         assert part in bridge.output.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [BY_TENANT, KEYED], ids=["partition_by", "keys"])
 def test_a_partition_that_does_not_tell_old_values_is_refused_and_never_guessed(
     settings: dict[str, Any], pair: Provider, fresh_database: str, new_bridge: NewBridge
@@ -339,6 +340,7 @@ def _add_t2(connection: psycopg.Connection[Any], *rows: str) -> None:
     connection.execute(f"INSERT INTO t VALUES {', '.join(rows)}".encode())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "code", "what"),
     [
@@ -392,6 +394,7 @@ def test_a_partition_that_is_detached_after_a_refusal_is_refused_again(
     assert [event["op"] for event in bridge.events("t")] == ["c"]
 
 
+@pytest.mark.long
 def test_a_hidden_change_that_was_prepared_is_refused_after_a_restart(
     partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
 ) -> None:
@@ -413,6 +416,7 @@ def test_a_hidden_change_that_was_prepared_is_refused_after_a_restart(
     assert [event["op"] for event in bridge.events("t")] == ["c", "c"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("altered", "on_refused"),
     [("before", "stop"), ("before", "dead_letter"), ("inside", "stop"), ("after", "stop")],
@@ -450,6 +454,7 @@ def test_a_mended_partition_stops_no_prepared_transaction_of_another(
     assert bridge.output.count("session lost: starting a new one") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_refused", ["stop", "dead_letter"])
 def test_a_partition_whose_identity_was_mended_stops_no_other(
     on_refused: str, partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
@@ -472,6 +477,7 @@ def test_a_partition_whose_identity_was_mended_stops_no_other(
     assert bridge.output.count("session lost: starting a new one") == 1
 
 
+@pytest.mark.long
 def test_each_change_before_an_identity_was_mended_may_cost_a_session(
     partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
 ) -> None:
@@ -497,6 +503,7 @@ def test_each_change_before_an_identity_was_mended_may_cost_a_session(
         assert "docs/SHAPING.md" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change", ["ALTER TABLE t2 REPLICA IDENTITY FULL", "ALTER TABLE t DETACH PARTITION t2"]
 )

@@ -25,7 +25,7 @@ CHANGES = (
 POSITION = ("__commit_lsn", "__seq", "__timeline")
 
 
-@pytest.mark.parametrize("deletes", ["rewrite", "tombstone"])
+@pytest.mark.parametrize("deletes", ["rewrite", pytest.param("tombstone", marks=pytest.mark.long)])
 def test_rows_come_flat_once_each_and_readers_of_envelopes_refuse_them(
     deletes: str, pair: Provider, fresh_database: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:

@@ -105,6 +105,7 @@ CASES: Final = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_each_event_is_appended_once_through_changes_and_kills(
     case: str,
@@ -171,6 +172,7 @@ def test_each_event_is_appended_once_through_changes_and_kills(
         assert folded(rows[name], key) == expected
 
 
+@pytest.mark.long
 def test_microseconds_in_a_timestamp_column_are_wrong_and_a_truncated_event_stops_the_sink(
     pair: Provider,
     subscriber: Server,

@@ -48,6 +48,7 @@ AVRO = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["json_schema_envelope", "avro"])
 def test_tables_stay_equal_through_changes_and_a_kill(
     form: str,

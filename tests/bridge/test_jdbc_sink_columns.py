@@ -105,6 +105,7 @@ def ground(
     bridge.end()
 
 
+@pytest.mark.long
 def test_arrays_named_types_truncates_and_unchanged_large_values(ground: Ground) -> None:
     bridge = ground.bridge.start().streaming()
     run(bridge.conninfo, *CHANGES)
@@ -135,6 +136,7 @@ def _as_before_the_bridge_refused_it(bridge: Bridge) -> None:
     assert producer.flush(30) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("numbers", UNFIT)
 def test_a_number_that_connect_would_read_as_zero_stops_the_bridge(
     ground: Ground, numbers: str
@@ -146,6 +148,7 @@ def test_a_number_that_connect_would_read_as_zero_stops_the_bridge(
     assert "NaN or infinite" in last and "public.floats" in last and "avro" in last
 
 
+@pytest.mark.long
 def test_flat_rows(
     pair: Provider, fresh_database: str, target: str, kafka: Broker, tmp_path: Path
 ) -> None:

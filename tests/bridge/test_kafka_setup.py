@@ -97,6 +97,7 @@ def append_times_s(kafka: Broker, topic: str, partitions: int) -> list[float]:
     return [message.timestamp()[1] / 1000 for message in found]
 
 
+@pytest.mark.long
 def test_a_bridge_whose_clock_is_days_behind_writes_records_of_the_brokers_time(
     conninfo: str, kafka: Broker, new_bridge: NewBridge, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_bridge_whose_clock_is_days_behind_writes_records_of_the_brokers_time(
     assert abs(time.time() - appended_s) < 600
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("skew_s", [-DAYS_8_S, 7200])
 def test_where_clients_stamp_records_a_wrong_clock_is_refused(
     conninfo: str, kafka: Broker, new_bridge: NewBridge, tmp_path: Path, skew_s: int
@@ -125,6 +127,7 @@ def test_where_clients_stamp_records_a_wrong_clock_is_refused(
     assert "compare clocks" in last and "message.timestamp.type=LogAppendTime" in last
 
 
+@pytest.mark.long
 def test_a_record_whose_time_kafka_refuses_is_an_operators_matter(
     conninfo: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:
@@ -157,6 +160,7 @@ def test_more_replicas_than_brokers_is_a_wrong_setting(
     assert "kafka.replication_factor" in bridge.output.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_single_broker_is_warned_of(conninfo: str, new_bridge: NewBridge) -> None:
     bridge = new_bridge(conninfo).start().streaming()
     assert bridge.stop() == 0

@@ -73,7 +73,7 @@ def insert_three(connection: psycopg.Connection[Any], first: int, size: int) -> 
             connection.execute(LARGE, [first + number, bytes_each // 2])
 
 
-@pytest.mark.parametrize("size_mib", [20, 100])
+@pytest.mark.parametrize("size_mib", [20, pytest.param(100, marks=pytest.mark.long)])
 def test_a_row_too_large_for_kafka_is_a_dead_letter(
     size_mib: int, connection: psycopg.Connection[Any], new_bridge: NewBridge
 ) -> None:
@@ -91,6 +91,7 @@ def test_a_row_too_large_for_kafka_is_a_dead_letter(
     assert max(taken) < COPIES_MAX * size_mib, taken
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size_mib", [20, 100])
 def test_a_row_with_a_large_value_refers_to_where_it_is_stored(
     size_mib: int, connection: psycopg.Connection[Any], new_bridge: NewBridge, tmp_path: Path
@@ -114,6 +115,7 @@ def test_a_row_with_a_large_value_refers_to_where_it_is_stored(
     assert max(taken) < COPIES_MAX * size_mib, taken
 
 
+@pytest.mark.long
 def test_a_row_of_a_snapshot_that_kafka_refuses_is_named(
     connection: psycopg.Connection[Any], new_bridge: NewBridge
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_row_of_a_snapshot_that_kafka_refuses_is_named(
         assert part in said, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["stop", "dead_letter"])
 def test_a_row_of_a_snapshot_that_the_broker_refuses(
     policy: str, connection: psycopg.Connection[Any], kafka: Broker, new_bridge: NewBridge
@@ -164,6 +167,7 @@ def test_a_row_of_a_snapshot_that_the_broker_refuses(
     assert "full batches again" in bridge.output
 
 
+@pytest.mark.long
 def test_a_row_without_a_key_that_the_broker_refuses_is_named(
     connection: psycopg.Connection[Any], kafka: Broker, new_bridge: NewBridge
 ) -> None:

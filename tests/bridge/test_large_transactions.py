@@ -7,6 +7,7 @@ Sources: "pg_stat_replication_slots" (spill 1 / 7 / 396000; stream 1 / 1 / 39600
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
@@ -50,6 +51,7 @@ def test_spilled_as_in_the_article_without_streaming(
     assert sum(1 for _ in bridge.events("t")) == 3000
 
 
+@pytest.mark.long
 def test_streamed_as_in_the_article_and_published_at_commit(
     new_pair: NewPair, new_bridge: NewBridge
 ) -> None:
@@ -157,6 +159,7 @@ def test_killed_while_a_transaction_is_streamed(
     assert set(bridge.identities("t").values()) == {1}
 
 
+@pytest.mark.long
 def test_past_its_bound_the_spool_gives_way_to_the_server(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, tmp_path: Path
 ) -> None:

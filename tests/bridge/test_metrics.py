@@ -93,6 +93,7 @@ def test_rows_are_counted_by_table_and_operation_once_kafka_has_them(
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_held_transactions_are_counted_with_their_bytes(
     new_pair: NewPair, new_bridge: NewBridge
 ) -> None:
@@ -132,6 +133,7 @@ def test_held_transactions_are_counted_with_their_bytes(
         )
 
 
+@pytest.mark.long
 def test_series_of_a_session_end_with_it(new_pair: NewPair, new_bridge: NewBridge) -> None:
     trio = new_pair()
     conninfo = trio.primary.conninfo(trio.dbname)

@@ -134,6 +134,7 @@ def test_partitions_that_were_added_are_told(then: dict[str, int], now: dict[str
     assert all(found[topic] == (then[topic], now[topic]) for topic in found)
 
 
+@pytest.mark.long
 def test_a_start_tells_once_what_places_rows_elsewhere(
     pair: Provider, fresh_database: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from tests.bridge.conftest import NewBridge
@@ -48,6 +49,7 @@ def test_bridge_and_status_run_as_the_scripts_role(
         bridge.assert_kafka_equals(admin, "t")
 
 
+@pytest.mark.long
 def test_rows_are_read_from_a_standby_as_the_scripts_role(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_missing_grant_of_the_role_is_named(
         connection.execute(sql.SQL("DROP ROLE {}").format(weak))
 
 
+@pytest.mark.long
 def test_names_are_quoted_from_the_table_to_kafka(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
@@ -140,6 +143,7 @@ def _status(bridge: Bridge) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_database_publication_and_slot_of_odd_and_longest_names(
     pair: Provider, new_bridge: NewBridge, topic_prefix: str
 ) -> None:

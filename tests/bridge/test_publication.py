@@ -197,6 +197,7 @@ def test_tables_come_and_go_while_the_bridge_runs(
     assert {event["op"] for event in bridge.events("c")} == {"c", "u"}
 
 
+@pytest.mark.long
 def test_whole_schemas_come_and_go_while_the_bridge_runs(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -244,6 +245,7 @@ def test_whole_schemas_come_and_go_while_the_bridge_runs(
         assert fresh.stop() == 0, fresh.output
 
 
+@pytest.mark.long
 def test_a_whole_schema_takes_the_place_of_column_lists_in_one_step(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -280,6 +282,7 @@ def ids(bridge: Bridge, topic: str) -> set[int]:
     return {value["after"]["id"] for value in values}
 
 
+@pytest.mark.long
 def test_rows_that_a_changed_filter_lets_through_are_asked_for(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
@@ -313,6 +316,7 @@ def test_rows_that_a_changed_filter_lets_through_are_asked_for(
 SIGNALS = "CREATE TABLE signals (id varchar(42) PRIMARY KEY, type varchar(32), data varchar(2048))"
 
 
+@pytest.mark.long
 def test_a_change_and_the_signal_for_its_rows_are_one_transaction(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -350,6 +354,7 @@ def test_a_change_and_the_signal_for_its_rows_are_one_transaction(
         assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_a_signal_that_kafka_does_not_take_is_not_forgotten(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
@@ -402,6 +407,7 @@ def comment_of(connection: psycopg.Connection[Any], bridge: Bridge) -> str:
     return str(row and row[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [False, True])
 def test_rows_that_a_filter_kept_from_a_table_of_a_whole_schema(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, *, asked: bool
@@ -470,6 +476,7 @@ def answer(ran: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_role_that_does_not_own_it_is_told_what_to_do(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

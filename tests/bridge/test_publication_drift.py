@@ -203,6 +203,7 @@ def test_each_difference_is_found_and_gone_after_its_own_remedy(
         assert bridge.output.count(TOLD) == before
 
 
+@pytest.mark.long
 def test_a_table_that_somebody_has_locked_is_not_judged_and_not_waited_for(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -236,6 +237,7 @@ def test_a_table_that_somebody_has_locked_is_not_judged_and_not_waited_for(
         assert "nowhere" in differing(bridge)["publication-row-filter"]["evidence"]
 
 
+@pytest.mark.long
 def test_what_the_server_refuses_is_not_judged(pair: Provider, fresh_database: str) -> None:
     with psycopg.connect(pair.primary.conninfo(fresh_database), autocommit=True) as connection:
         assert without_waiting(connection, lambda c: c.execute("SELECT 1 / 0")) is None

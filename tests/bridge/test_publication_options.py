@@ -88,6 +88,7 @@ def test_the_first_pattern_that_fits_applies() -> None:
     assert found == ["one", "other"]
 
 
+@pytest.mark.long
 def test_a_condition_is_compared_as_the_server_writes_it(
     pair: Provider, fresh_database: str
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_condition_is_compared_as_the_server_writes_it(
         assert left.fetchone() == ("t", None)
 
 
+@pytest.mark.long
 def test_the_server_refuses_updates_exactly_where_the_check_does(
     pair: Provider, fresh_database: str
 ) -> None:
@@ -223,6 +225,7 @@ def test_what_would_break_update_and_delete_is_refused(
         assert answer(run(bridge, "--yes", "--json"))["statements"] == [], "idempotent"
 
 
+@pytest.mark.long
 def test_rows_move_into_and_out_of_a_row_filter_that_changes(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -269,6 +272,7 @@ def test_rows_move_into_and_out_of_a_row_filter_that_changes(
         assert sorted(row["id"] for row in rows) == [1, 7, 8], "row 6 is deleted"
 
 
+@pytest.mark.long
 def test_a_first_start_does_not_break_update_and_delete(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -285,6 +289,7 @@ def test_a_first_start_does_not_break_update_and_delete(
         assert made.fetchone() is None
 
 
+@pytest.mark.long
 def test_replica_identities_need_the_owner_and_wait_for_no_lock(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

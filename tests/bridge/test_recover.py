@@ -23,6 +23,7 @@ from tests.bridge.recover_process import (
     touch,
 )
 from tests.bridge.running import UNDECIDED_S, Bridge
+from tests.marks import long_but
 from tests.providers.databases import once_free
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually
@@ -71,7 +72,7 @@ def test_a_slot_that_is_gone(stopped: Bridge, conninfo: str) -> None:
     assert_goes_on(bridge, conninfo)
 
 
-@pytest.mark.parametrize("point", OF_A_RECOVERY)
+@pytest.mark.parametrize("point", long_but("recover sent", OF_A_RECOVERY))
 def test_killed_and_run_again(stopped: Bridge, conninfo: str, point: str) -> None:
     bridge = stopped
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -92,6 +93,7 @@ def test_killed_and_run_again(stopped: Bridge, conninfo: str, point: str) -> Non
     assert_goes_on(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_a_transaction_of_which_kafka_has_a_part_ends_there(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_transaction_of_which_kafka_has_a_part_ends_there(
     assert_goes_on(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_a_value_that_is_the_text_of_the_placeholder(conninfo: str, new_bridge: NewBridge) -> None:
     """It is a value as any other: row 1 has another one now, row 2 still has it."""
     bridge = new_bridge(conninfo).start().streaming()
@@ -135,6 +138,7 @@ def test_a_value_that_is_the_text_of_the_placeholder(conninfo: str, new_bridge: 
     assert repair["after"] == {"id": 1, "note": "first"}
 
 
+@pytest.mark.long
 def test_a_slot_that_somebody_advanced(stopped: Bridge, conninfo: str) -> None:
     bridge = stopped
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -147,6 +151,7 @@ def test_a_slot_that_somebody_advanced(stopped: Bridge, conninfo: str) -> None:
     assert_goes_on(bridge, conninfo)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["public.t", "progress"])
 def test_a_topic_that_is_lost(stopped: Bridge, conninfo: str, kafka: Broker, lost: str) -> None:
     bridge, name = stopped, f"{stopped.prefix}.{lost}"
@@ -174,6 +179,7 @@ def test_a_topic_that_is_lost(stopped: Bridge, conninfo: str, kafka: Broker, los
     assert ["public.log" in line for line in told] == ([True] if without else [])
 
 
+@pytest.mark.long
 def test_a_topic_without_its_first_events(stopped: Bridge, conninfo: str, kafka: Broker) -> None:
     """Kafka's retention: which keys it had is not known, so the table is emptied first."""
     bridge, name = stopped, f"{stopped.prefix}.public.t"
@@ -216,6 +222,7 @@ def test_repair_refuses_what_it_can_not_prove(stopped: Bridge, conninfo: str) ->
     assert_goes_on(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_the_same_database_needs_no_acceptance(stopped: Bridge, conninfo: str) -> None:
     """One that is given is no obstacle; of another database see test_recover_upgrade."""
     bridge = stopped

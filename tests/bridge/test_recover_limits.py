@@ -39,6 +39,7 @@ def stop(bridge: Bridge) -> None:
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_rows_that_kafka_refuses_are_dead_letters_again(
     conninfo: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:
@@ -67,6 +68,7 @@ def test_rows_that_kafka_refuses_are_dead_letters_again(
     assert [e["after"]["id"] for e in bridge.events("t")] == [1, 2, 4, 5]
 
 
+@pytest.mark.long
 def test_an_open_transaction_is_named_and_can_be_left(conninfo: str, new_bridge: NewBridge) -> None:
     """A new slot waits for it. Given up by Ctrl-C, nothing stays behind on the server."""
     bridge = new_bridge(conninfo)
@@ -105,6 +107,7 @@ def test_an_open_transaction_is_named_and_can_be_left(conninfo: str, new_bridge:
         stop(bridge)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     ["TRUNCATE t", "DROP TABLE u", "ALTER TABLE t ADD COLUMN n int DEFAULT 5", "VACUUM FULL t"],
@@ -148,6 +151,7 @@ def test_a_table_that_changes_while_the_slot_is_made(
     assert told == {1, 2, 3}
 
 
+@pytest.mark.long
 def test_a_snapshot_that_was_broken_off(conninfo: str, new_bridge: NewBridge) -> None:
     """The repair publishes the rows that it had not reached; it is done then."""
     quiet = {"heartbeat_interval_ms": 60_000}  # whose commits would count
@@ -170,6 +174,7 @@ def test_a_snapshot_that_was_broken_off(conninfo: str, new_bridge: NewBridge) ->
     assert_equal(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_a_key_column_that_is_renamed(conninfo: str, new_bridge: NewBridge) -> None:
     """No consumer could delete rows by a column that the table no longer has."""
     bridge = new_bridge(conninfo)
@@ -185,6 +190,7 @@ def test_a_key_column_that_is_renamed(conninfo: str, new_bridge: NewBridge) -> N
         assert not recovered(bridge, "--force").tables["public.t"].deleted
 
 
+@pytest.mark.long
 def test_tables_with_one_topic_and_equal_keys(conninfo: str, new_bridge: NewBridge) -> None:
     """A tombstone behind a delete of one table tells nothing of the other one's row."""
     routes = [{"tables": r"public\.part_\d", "topic": "{prefix}.parts"}]
@@ -206,6 +212,7 @@ def test_tables_with_one_topic_and_equal_keys(conninfo: str, new_bridge: NewBrid
     ]
 
 
+@pytest.mark.long
 def test_publications_that_do_not_tell_all(conninfo: str, new_bridge: NewBridge) -> None:
     """Topics that never get deletes are not to get them from a repair; no publication is made."""
     bridge = new_bridge(conninfo)
@@ -234,6 +241,7 @@ def test_publications_that_do_not_tell_all(conninfo: str, new_bridge: NewBridge)
         assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_an_old_row_that_would_make_an_update_too_large(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -255,6 +263,7 @@ def test_an_old_row_that_would_make_an_update_too_large(
     assert json.dumps(repaired).count("x" * 900_000) == 1
 
 
+@pytest.mark.long
 def test_a_column_that_is_gone_makes_no_difference(conninfo: str, new_bridge: NewBridge) -> None:
     """Of a table that lost a column, not every row is published anew."""
     bridge = new_bridge(conninfo)

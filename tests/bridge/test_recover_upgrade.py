@@ -120,6 +120,7 @@ def restore(former: PostgresServer, new: PostgresServer) -> None:
     new.run_tool("psql", ["--quiet", "--dbname", DATABASE, "--file", dump])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("clusters", "take_over", "slots"),
     [

@@ -124,6 +124,7 @@ def test_an_unreachable_broker(
     assert slots == (0,), "a slot was left behind"
 
 
+@pytest.mark.long
 def test_wrong_kafka_options(pair: Provider, fresh_database: str, tmp_path: Path) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
     code, errors = run(
@@ -135,12 +136,14 @@ def test_wrong_kafka_options(pair: Provider, fresh_database: str, tmp_path: Path
     assert "no.such.option" in last_line(errors)
 
 
+@pytest.mark.long
 def test_a_connection_setting_that_libpq_refuses(pair: Provider, new_bridge: NewBridge) -> None:
     bridge = new_bridge(pair.primary.conninfo("postgres", sslmode="bogus"), **QUICK).start()
     assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
     assert "sslmode" in last_line(bridge.output)
 
 
+@pytest.mark.long
 def test_a_missing_database_and_a_missing_role(pair: Provider, new_bridge: NewBridge) -> None:
     bridge = new_bridge(pair.primary.conninfo("nowhere"), **QUICK).start()
     assert bridge.exit_code() == ExitCode.SERVER_SETTING, bridge.output
@@ -216,6 +219,7 @@ def test_wal_level_and_version() -> None:
     assert level.value.exit_code is ExitCode.WAL_LEVEL
 
 
+@pytest.mark.long
 def test_two_phase_needs_18(oldest_pair: Provider) -> None:
     with psycopg.connect(oldest_pair.primary.conninfo()) as connection:
         server = read_server(connection)
@@ -235,6 +239,7 @@ def test_a_live_server_without_logical_wal(new_pair: NewPair, new_bridge: NewBri
     assert left == (0,), "a publication was left behind"
 
 
+@pytest.mark.long
 @pytest.mark.since_18
 def test_no_free_replication_origin(new_pair: NewPair, new_bridge: NewBridge) -> None:
     trio = new_pair(settings={"max_active_replication_origins": "1"})
@@ -289,6 +294,7 @@ def test_a_slot_of_another_plugin(
     assert "test_decoding" in last_line(bridge.output)
 
 
+@pytest.mark.long
 def test_a_port_in_use(pair: Provider, fresh_database: str, new_bridge: NewBridge) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -331,6 +337,7 @@ def test_progress_that_is_lost_or_belongs_to_another_database(
     last_line(other_database.output)
 
 
+@pytest.mark.long
 def test_a_host_that_refuses_us_for_good_while_the_primary_restarts(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

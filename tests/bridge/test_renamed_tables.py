@@ -146,6 +146,7 @@ def test_a_table_that_is_moved_while_no_bridge_runs_is_not_published_unmasked(
     assert {"id": 2, "name": "n2", "ssn": "secret-s", "email": "secret-e"} in rows
 
 
+@pytest.mark.long
 def test_a_table_whose_name_another_one_has_taken_is_not_published_unmasked(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_table_whose_name_another_one_has_taken_is_not_published_unmasked(
     _refused(bridge.start(), "public.clients", "public.customers", "shaping.masks")
 
 
+@pytest.mark.long
 def test_a_table_that_was_left_out_is_not_published_under_another_schema_name(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -203,6 +205,7 @@ def _names_gone(bridge: Bridge) -> str:
     return f"Kafka lost committed records: {table_names_topic(bridge.prefix)} is gone"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_lost_names_are_not_repaired_until_an_operator_accepts_the_loss(
     conninfo: str, new_bridge: NewBridge, *, interrupted: bool
@@ -234,6 +237,7 @@ def test_lost_names_are_not_repaired_until_an_operator_accepts_the_loss(
     assert b"secret-" not in everything(bridge)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("running", [False, True])
 def test_names_that_are_lost_with_the_progress_are_not_repaired_either(
     conninfo: str, new_bridge: NewBridge, *, running: bool
@@ -258,6 +262,7 @@ def test_names_that_are_lost_with_the_progress_are_not_repaired_either(
     assert b"secret-" not in everything(bridge)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_nothing_is_repaired_where_no_record_tells_of_the_names_that_are_lost(
     conninfo: str, new_bridge: NewBridge, *, interrupted: bool
@@ -283,6 +288,7 @@ def test_nothing_is_repaired_where_no_record_tells_of_the_names_that_are_lost(
     assert b"secret-" not in everything(bridge)
 
 
+@pytest.mark.long
 def test_a_topic_without_names_has_lost_none(conninfo: str, new_bridge: NewBridge) -> None:
     bridge = new_bridge(conninfo, shaping={"exclude": ["nothing.*"]})
     topic = table_names_topic(bridge.prefix)
@@ -297,6 +303,7 @@ def test_a_topic_without_names_has_lost_none(conninfo: str, new_bridge: NewBridg
     bridge.start().streaming()
 
 
+@pytest.mark.long
 def test_a_table_without_events_stays_hidden_though_it_is_renamed_between_two_sessions(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -321,6 +328,7 @@ def test_a_table_without_events_stays_hidden_though_it_is_renamed_between_two_se
     assert noted[:2] == [("pay", "salaries"), ("public", "later")]
 
 
+@pytest.mark.long
 def test_slot_does_not_pass_a_name_before_it_is_noted(
     conninfo: str, new_bridge: NewBridge, wait_for: Callable[[str], None]
 ) -> None:
@@ -344,6 +352,7 @@ def test_slot_does_not_pass_a_name_before_it_is_noted(
     _refused(bridge.start(), "public.load", "pay.load", "shaping.exclude")
 
 
+@pytest.mark.long
 def test_a_table_that_is_being_made_is_locked_until_the_catalog_has_it(conninfo: str) -> None:
     with psycopg.connect(conninfo) as maker, psycopg.connect(conninfo, autocommit=True) as reader:
         maker.execute("CREATE TABLE pay.load (id int PRIMARY KEY)")
@@ -356,6 +365,7 @@ def test_a_table_that_is_being_made_is_locked_until_the_catalog_has_it(conninfo:
             maker.commit()
 
 
+@pytest.mark.long
 def test_a_table_whose_commit_waits_for_a_standby_is_not_taken_for_a_dropped_one(
     conninfo: str, new_bridge: NewBridge, wait_for: Callable[[str], None]
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_snapshot_changes_and_a_kill_keep_the_topic_equal_to_the_rows_that_fit
     assert assert_fits(bridge, conninfo) > 300
 
 
+@pytest.mark.long
 def test_recover_compares_and_publishes_the_rows_that_fit(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_row_that_an_expression_fails_on_stops_the_bridge_or_is_a_dead_letter(
     assert sum(end["event_count"] or 0 for end in ends if end["status"] == "END") == 3
 
 
+@pytest.mark.long
 def test_a_row_that_enters_a_filter_without_its_toast_value_is_refused(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_row_that_enters_a_filter_without_its_toast_value_is_refused(
     assert sorted(rows) == [(1501, "short"), (1502, "n" * 9000)]
 
 
+@pytest.mark.long
 def test_an_expression_that_the_bridge_can_not_use_ends_it(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -204,6 +207,7 @@ def test_an_expression_that_the_bridge_can_not_use_ends_it(
         assert row == (0,), "a refused first start makes no slot"
 
 
+@pytest.mark.long
 def test_a_known_expression_goes_on_up_to_the_first_change_that_it_does_not_fit(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

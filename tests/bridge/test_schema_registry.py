@@ -147,6 +147,7 @@ def source(pair: Provider, fresh_database: str, kafka: Broker, tmp_path: Path) -
         bridge.end()
 
 
+@pytest.mark.long
 def test_every_type_and_every_change_is_what_the_json_says(
     source: Source, schemas: Registry
 ) -> None:
@@ -200,6 +201,7 @@ def _in_order(pairs: Pairs) -> list[str]:
     return sorted(repr(pair) for pair in pairs)
 
 
+@pytest.mark.long
 def test_shapes_change_in_the_middle_and_rows_that_were_there_are_read(
     source: Source, schemas: Registry, client: SchemaRegistryClient
 ) -> None:
@@ -230,6 +232,7 @@ def test_shapes_change_in_the_middle_and_rows_that_were_there_are_read(
     assert bridge.output.count("schema registered") == 3
 
 
+@pytest.mark.long
 def test_a_row_stays_in_the_partition_of_json_when_its_keys_schema_changes(
     source: Source, schemas: Registry, client: SchemaRegistryClient
 ) -> None:
@@ -264,6 +267,7 @@ def test_a_row_stays_in_the_partition_of_json_when_its_keys_schema_changes(
     assert client.get_versions(f"{source.database}_a.public.t-key") == [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["json_schema", "protobuf"])
 def test_a_new_column_is_compatible_and_another_type_is_not(
     source: Source, schemas: Registry, client: SchemaRegistryClient, form: str
@@ -285,6 +289,7 @@ def test_a_new_column_is_compatible_and_another_type_is_not(
     assert found == [{"id": 1, "n": 1}, {"id": 2, "n": 2, "note": "new"}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("naming", "subjects"),
     [
@@ -330,6 +335,7 @@ def test_a_schema_that_is_not_compatible_stops_the_bridge_by_name(
     assert source.rows(schemas, "t") == [{"id": 1, "n": 1}, {"id": 2, "n": "2"}]
 
 
+@pytest.mark.long
 def test_a_registry_that_lost_its_schemas_is_told_them_again_by_the_next_session(
     source: Source, tmp_path: Path
 ) -> None:
@@ -444,6 +450,7 @@ def secured(schemas: Registry, tmp_path: Path) -> Iterator[tuple[str, Certificat
         thread.join()
 
 
+@pytest.mark.long
 def test_by_tls_and_password(
     source: Source, schemas: Registry, secured: tuple[str, Certificates]
 ) -> None:
@@ -470,17 +477,20 @@ def test_by_tls_and_password(
     assert "registry.ca_file" in distrusting.output
 
 
+@pytest.mark.long
 def test_a_format_without_a_registry_is_refused_by_name(source: Source) -> None:
     bridge = source.bridge(source.database, formats=dict.fromkeys(PARTS, "avro")).start()
     assert bridge.exit_code() == ExitCode.SETTINGS
     assert "registry.url" in bridge.output
 
 
+@pytest.mark.long
 def test_a_registry_that_does_not_come_ends_in_an_exit_code(source: Source, tmp_path: Path) -> None:
     bridge = source.registered(Registry(tmp_path), connect_deadline_ms=2_000).start()
     assert bridge.exit_code() == ExitCode.REGISTRY_UNREACHABLE
 
 
+@pytest.mark.long
 def test_one_schema_is_registered_by_two_at_the_same_time(schemas: Registry) -> None:
     """The registry refuses one with 409, which it answers to an incompatible schema, too."""
     together = threading.Barrier(2)

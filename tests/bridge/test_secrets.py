@@ -81,6 +81,7 @@ def test_a_bridge_at_work_tells_no_secret_anywhere(
     assert HUSH not in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

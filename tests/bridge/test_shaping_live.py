@@ -165,6 +165,7 @@ def test_an_outbox(pair: Provider, fresh_database: str, new_bridge: NewBridge) -
     assert all(json.loads(v)["n"] % 3 == int(key or b"") for key, v in users if v)
 
 
+@pytest.mark.long
 def test_partitions_of_an_outbox(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -196,6 +197,7 @@ def test_partitions_of_an_outbox(
     assert len(bridge.records("dead")) == 1
 
 
+@pytest.mark.long
 def test_changes_that_replication_brought_are_left_out(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
@@ -256,6 +258,7 @@ def test_settings_changed_in_the_middle_of_a_large_transaction(
     assert end["event_count"] == 20018
 
 
+@pytest.mark.long
 def test_without_tombstones(pair: Provider, fresh_database: str, new_bridge: NewBridge) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -277,6 +280,7 @@ def test_without_tombstones(pair: Provider, fresh_database: str, new_bridge: New
     assert gone == [b'{"id":3}']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shaping", "expected"),
     [
@@ -306,6 +310,7 @@ def test_value_that_the_shaping_can_not_publish_stops_the_bridge(
     assert "at LSN" in bridge.output.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.since_18
 def test_a_prepared_transaction_is_shaped_as_settings_are_at_its_commit(
     pair: Provider, fresh_database: str, new_bridge: NewBridge

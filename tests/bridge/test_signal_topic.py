@@ -93,6 +93,7 @@ def test_rows_are_asked_for_by_records_and_by_command(
     assert_folds(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_sent_while_no_bridge_runs_and_killed_after_it(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
@@ -123,6 +124,7 @@ def text_of(key: bytes | str) -> str:
     return key.decode() if isinstance(key, bytes) else key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", [*OF_A_SIGNAL, "before kafka commit", "after kafka commit"])
 def test_killed_at_each_seam_of_a_signal(
     point: str, conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
@@ -142,6 +144,7 @@ def test_killed_at_each_seam_of_a_signal(
     assert len(asked) == 1, "the signal was taken twice, or never"
 
 
+@pytest.mark.long
 def test_paused_resumed_and_stopped(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
@@ -173,6 +176,7 @@ def test_paused_resumed_and_stopped(
     assert_folds(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_what_is_not_for_this_bridge_is_ignored_by_name(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
@@ -198,6 +202,7 @@ def test_what_is_not_for_this_bridge_is_ignored_by_name(
     assert fold(bridge, "t").reads.total() == ROWS
 
 
+@pytest.mark.long
 def test_a_failover_in_the_middle_of_what_was_asked(
     new_pair: NewPair, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
@@ -225,6 +230,7 @@ def test_a_failover_in_the_middle_of_what_was_asked(
     assert bridge.output.count("received a signal") == 1
 
 
+@pytest.mark.long
 def test_signals_of_a_topic_that_was_made_again_are_passed_over(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
@@ -267,6 +273,7 @@ def made(admin: AdminClient, name: str) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_position_beyond_the_end_obeys_nothing_again(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
@@ -292,6 +299,7 @@ def test_a_position_beyond_the_end_obeys_nothing_again(
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_an_offset_that_is_gone_while_the_topic_is_read_ends_the_session(
     kafka: Broker, topic_prefix: str
 ) -> None:
@@ -307,6 +315,7 @@ def test_an_offset_that_is_gone_while_the_topic_is_read_ends_the_session(
         eventually(polled, what="it is told", timeout_s=30)
 
 
+@pytest.mark.long
 def test_a_topic_of_several_partitions_is_refused(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
@@ -371,6 +380,7 @@ def test_settings_of_a_signal_topic() -> None:
         Settings.model_validate({"kafka": kafka, "snapshot": snapshot})
 
 
+@pytest.mark.long
 def test_a_signal_table_is_taken_where_both_are_set(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:

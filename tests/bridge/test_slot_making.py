@@ -17,6 +17,7 @@ SAVEPOINTS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("export", [True, False])
 def test_many_savepoints_refuse_a_database_snapshot_and_no_slot(
     export: bool, pair: Provider, fresh_database: str

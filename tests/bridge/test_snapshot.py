@@ -73,6 +73,7 @@ def test_a_second_start_reads_nothing_again_but_a_table_that_is_new(
     assert sorted(event["op"] for event in bridge.events("u")) == ["c", "c", "r", "r"]
 
 
+@pytest.mark.long
 def test_done_is_told_of_what_kafka_has(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -89,6 +90,7 @@ def test_done_is_told_of_what_kafka_has(
     assert_exact(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_all_is_read_again_where_the_topic_of_the_progress_was_deleted(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -108,6 +110,7 @@ def test_all_is_read_again_where_the_topic_of_the_progress_was_deleted(
     assert len(folded.by_offset) == 20 and {*folded.reads.values()} == {2}
 
 
+@pytest.mark.long
 def test_changed_all_the_time_and_killed_at_random_moments(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -135,6 +138,7 @@ def test_changed_all_the_time_and_killed_at_random_moments(
     assert_exact(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_no_more_rows_a_second_than_the_settings_allow(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -187,6 +191,7 @@ def test_its_sql_sessions_may_be_ended_at_any_moment(
     assert_exact(bridge, conninfo)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("failpoint", "passage"),
     [*((name, 3) for name in OF_A_SNAPSHOT), ("before kafka commit", 6), ("after kafka commit", 6)],
@@ -228,6 +233,7 @@ def test_several_workers_under_constant_change_killed_at_each_seam(
     assert_exact(bridge, conninfo)
 
 
+@pytest.mark.long
 @pytest.mark.since_18
 def test_streamed_and_prepared_transactions_beside_its_chunks(
     new_pair: NewPair, new_bridge: NewBridge

@@ -86,6 +86,7 @@ def test_rows_come_once_also_where_the_bridge_dies_before_the_first(
     assert operations(bridge, "t") == {"r": 30, "c": 1}
 
 
+@pytest.mark.long
 def test_a_prefix_that_began_without_rows_stays_without(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_prefix_that_began_without_rows_stays_without(
     assert status(bridge)["mode"] == "never", "a repair reads rows once"
 
 
+@pytest.mark.long
 def test_tables_without_a_key_need_a_slot_that_the_bridge_made(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -162,6 +164,7 @@ def test_tables_that_the_role_may_not_read_are_named(
     assert (operations(bridge, "t"), operations(bridge, "log")) == ({"r": 30}, {"r": 20})
 
 
+@pytest.mark.long
 def test_a_prefix_keeps_its_rows_where_the_progress_is_lost(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -180,6 +183,7 @@ def test_a_prefix_keeps_its_rows_where_the_progress_is_lost(
     assert status(bridge)["mode"] == "initial"
 
 
+@pytest.mark.long
 def test_a_column_that_is_renamed_before_the_first_chunk(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

@@ -80,6 +80,7 @@ def test_rows_under_constant_change_come_from_the_standby(
     assert {one.read_from for one in told(bridge)} == {"standby"}
 
 
+@pytest.mark.long
 def test_a_standby_that_lags_for_long_holds_up_rows_and_no_changes(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_standby_that_lags_for_long_holds_up_rows_and_no_changes(
     assert {one.read_from for one in told(bridge)} == {"standby"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", ["standby", "primary"])
 def test_what_the_standby_is_not_asked_for_comes_from_the_primary(
     named: str, pair: Provider, fresh_database: str, new_bridge: NewBridge
@@ -168,6 +170,7 @@ def command(*words: str | Bridge) -> str:
     return done.output
 
 
+@pytest.mark.long
 def test_a_standby_that_is_on_another_timeline_is_waited_for(
     pair: Provider, fresh_database: str
 ) -> None:
@@ -181,6 +184,7 @@ def test_a_standby_that_is_on_another_timeline_is_waited_for(
         standby.approach(1)
 
 
+@pytest.mark.long
 def test_a_role_that_does_not_see_the_timeline_is_refused(
     pair: Provider, fresh_database: str
 ) -> None:
@@ -220,6 +224,7 @@ def _on_both(
         yield on_primary, on_standby, shape
 
 
+@pytest.mark.long
 def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_written(
     pair: Provider, fresh_database: str
 ) -> None:
@@ -251,6 +256,7 @@ def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_wr
         require_written(replayed, reader.mark("read"), standby.name)
 
 
+@pytest.mark.long
 def test_what_a_standby_can_not_read_at_all_is_told_from_what_it_can_not_read_now(
     pair: Provider, fresh_database: str
 ) -> None:
@@ -279,6 +285,7 @@ def impatient(pair: Provider) -> Iterator[None]:
     set_parameter(pair.standby, "max_standby_streaming_delay", "30s")
 
 
+@pytest.mark.long
 def test_rows_whose_reading_is_cancelled_by_recovery_are_read_later(
     pair: Provider, fresh_database: str, impatient: None
 ) -> None:

@@ -51,7 +51,7 @@ class ChangesOfAll(Writers):
         connection.execute(query.encode())
 
 
-@pytest.mark.parametrize("place", ["primary", "standby"])
+@pytest.mark.parametrize("place", [pytest.param("primary", marks=pytest.mark.long), "standby"])
 def test_small_tables_share_chunks_under_constant_change_killed_at_each_seam(
     place: str, pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

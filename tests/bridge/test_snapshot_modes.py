@@ -81,6 +81,7 @@ def test_a_slot_that_is_gone_is_repaired_at_the_start(stopped: Bridge, conninfo:
     assert sorted(repairs) == ["c"] * 5 + ["d"] * 5 + ["u"] * 11
 
 
+@pytest.mark.long
 def test_a_progress_topic_that_is_lost_is_repaired(
     stopped: Bridge, conninfo: str, kafka: Broker
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_progress_topic_that_is_lost_is_repaired(
     assert_repaired(stopped.start(), conninfo)
 
 
+@pytest.mark.long
 def test_a_slot_that_goes_while_the_bridge_runs_is_repaired(stopped: Bridge, conninfo: str) -> None:
     bridge = stopped.start().streaming()
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -108,6 +110,7 @@ def test_a_slot_that_goes_while_the_bridge_runs_is_repaired(stopped: Bridge, con
     assert_repaired(bridge, conninfo)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", OF_A_RECOVERY)
 def test_killed_at_each_step_of_the_repair(point: str, stopped: Bridge, conninfo: str) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -118,6 +121,7 @@ def test_killed_at_each_step_of_the_repair(point: str, stopped: Bridge, conninfo
     assert_repaired(stopped.start(), conninfo)
 
 
+@pytest.mark.long
 def test_a_stop_is_heard_in_the_middle_of_a_repair(stopped: Bridge, conninfo: str) -> None:
     """The new slot waits for a transaction; what can't be recovered was told in one line before."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -141,6 +145,7 @@ def test_a_stop_is_heard_in_the_middle_of_a_repair(stopped: Bridge, conninfo: st
     assert_repaired(stopped.start(), conninfo)
 
 
+@pytest.mark.long
 def test_the_probe_hears_of_a_repair_while_it_goes_on_alone(conninfo: str) -> None:
     """A repair that hangs is as dead as any other hanging loop."""
     stop = threading.Event()
@@ -179,6 +184,7 @@ def test_the_probe_hears_of_a_repair_while_it_goes_on_alone(conninfo: str) -> No
     assert seen == [False, True]
 
 
+@pytest.mark.long
 def test_another_choice_of_changes_stays_an_exit(stopped: Bridge, conninfo: str) -> None:
     """A wrong name of a publication is not to cost the slot."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -191,6 +197,7 @@ def test_another_choice_of_changes_stays_an_exit(stopped: Bridge, conninfo: str)
     assert recovered(stopped).tables["public.t"].created == 1  # as an operator decides
 
 
+@pytest.mark.long
 def test_what_a_repair_would_make_worse_stays_an_exit(
     stopped: Bridge, conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -213,6 +220,7 @@ def test_records_that_no_repair_understands_are_refused(other: dict[str, Any]) -
         Settings.model_validate({**other, "kafka": kafka, "snapshot": NEEDED})
 
 
+@pytest.mark.long
 def test_all_rows_come_again_at_each_start_and_not_at_each_session(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -236,6 +244,7 @@ def test_all_rows_come_again_at_each_start_and_not_at_each_session(
     assert {*assert_folds(bridge, conninfo).reads.values()} == {2}
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_of_a_snapshot_that_always_begins_anew(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

@@ -320,6 +320,7 @@ def outcome(
             bridge.end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.source for bug in BUGS])
 def test_a_published_bug_is_not_ours(bug: Bug, outcome: Outcome) -> None:
     """By (commit_lsn, seq) the topic makes the table; the test of offsets is below."""
@@ -350,6 +351,7 @@ def test_events_are_in_one_order_by_offset_and_by_position(outcome: Outcome) -> 
     assert max(reads.values()) == 1
 
 
+@pytest.mark.long
 def test_rows_of_one_copy_share_an_lsn(outcome: Outcome) -> None:
     """What dbz#1554 takes for one event; ours are told apart by seq."""
     events = outcome.copy.of("copied", "c")
@@ -379,7 +381,11 @@ def begun(bridge: Bridge, table: str) -> bool:
     return any(one.table == table for one in told(bridge))
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["while it runs", "while it is stopped"])
+@pytest.mark.parametrize(
+    "runs",
+    [True, pytest.param(False, marks=pytest.mark.long)],
+    ids=["while it runs", "while it is stopped"],
+)
 def test_a_table_in_the_middle_of_its_rows_is_dropped_renamed_emptied_or_altered(
     runs: bool, pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -422,6 +428,7 @@ def test_a_table_in_the_middle_of_its_rows_is_dropped_renamed_emptied_or_altered
     assert_rebuilt(bridge)
 
 
+@pytest.mark.long
 def test_a_request_is_not_lost_where_a_restart_reads_other_tables_anew(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -459,6 +466,7 @@ def test_a_request_is_not_lost_where_a_restart_reads_other_tables_anew(
     assert_rebuilt(bridge)
 
 
+@pytest.mark.long
 def test_rows_of_a_partition_that_is_attached_come_when_they_are_asked_for(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -77,6 +77,7 @@ def test_all_that_has_an_xid_must_have_ended_before_rows_are_read(
         assert published.seen_by(reader.begin(seen.shapes[0]))
 
 
+@pytest.mark.long
 def test_a_transaction_that_began_before_its_table_joined_must_have_ended(
     make: Make, pair: Provider, fresh_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_transaction_that_began_before_its_table_joined_must_have_ended(
         assert row is not None and seen.xid > int(row[0])
 
 
+@pytest.mark.long
 def test_a_locked_table_with_a_row_filter_is_told_and_ends_no_session(
     make: Make, connection: Connection, pair: Provider, fresh_database: str
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_locked_table_with_a_row_filter_is_told_and_ends_no_session(
     assert [shape.row_filter for shape in reader.inspect().shapes] == ["(id > 0)"]
 
 
+@pytest.mark.long
 def test_nothing_is_written_on_a_server_that_takes_no_writes(
     make: Make, connection: Connection
 ) -> None:
@@ -122,6 +125,7 @@ def test_nothing_is_written_on_a_server_that_takes_no_writes(
     assert before[1] == after[1], "an xid was taken"
 
 
+@pytest.mark.long
 def test_sessions_that_the_server_ends_are_opened_again(make: Make, connection: Connection) -> None:
     connection.execute("INSERT INTO t VALUES (1, 'a', 2)")
     reader = make()
@@ -137,6 +141,7 @@ def test_sessions_that_the_server_ends_are_opened_again(make: Make, connection: 
     reader.end()
 
 
+@pytest.mark.long
 def test_another_server_is_not_read_from(make: Make) -> None:
     with pytest.raises(Retryable, match="another server"):
         make(timeline=99)
@@ -165,6 +170,7 @@ def test_rows_that_are_not_wanted_are_looked_at_and_counted(
     assert chunks == [(10, ["10"], False), (10, ["20"], False), (5, ["25"], True)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("column", "texts"),
     [
@@ -193,6 +199,7 @@ def test_rows_are_read_on_after_a_whole_key(
     assert found == texts and chunk.ends
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", ["keyed", "keyless"])
 def test_several_workers_read_the_rows_that_one_reads(
     table: str, make: Make, connection: Connection, monkeypatch: pytest.MonkeyPatch
@@ -242,6 +249,7 @@ def file_of(connection: Connection, table: str) -> int:
     return int(found)
 
 
+@pytest.mark.long
 def test_a_worker_that_sees_another_snapshot_reads_nothing(
     make: Make, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +274,7 @@ def test_a_worker_that_sees_another_snapshot_reads_nothing(
     assert read() == 50
 
 
+@pytest.mark.long
 def test_fewer_workers_read_where_the_server_lets_no_more_in(
     pair: Provider, make: Make, fresh_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

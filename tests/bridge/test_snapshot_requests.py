@@ -238,6 +238,7 @@ def test_rows_are_asked_for_by_command(conninfo: str, new_bridge: NewBridge) -> 
     assert_folds(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_of_what_was_asked(conninfo: str, new_bridge: NewBridge) -> None:
     """At once, and after some chunks: neither the request nor what was read is lost or twice."""
     slow = {**ASKED, "chunk_rows_max": 2, "rows_per_second_max": 30}
@@ -315,6 +316,7 @@ def test_bad_signals_are_logged_and_ignored(conninfo: str, new_bridge: NewBridge
     assert_folds(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_a_command_without_a_published_signal_table(conninfo: str, new_bridge: NewBridge) -> None:
     bridge = new_bridge(conninfo, snapshot={"mode": "initial"})
     told = CliRunner().invoke(app, ["snapshot", "stop", "--config", str(bridge.config)])

@@ -53,7 +53,7 @@ def await_synchronous(trio: Trio, bridge: Bridge) -> None:
         )
 
 
-@pytest.mark.parametrize("level", ["on", "remote_write"])
+@pytest.mark.parametrize("level", ["on", pytest.param("remote_write", marks=pytest.mark.long)])
 def test_commits_wait_for_the_bridge_while_it_reads(
     level: str, new_pair: NewPair, new_bridge: NewBridge
 ) -> None:
@@ -77,6 +77,7 @@ def test_commits_wait_for_the_bridge_while_it_reads(
     assert_exact(reader, conninfo)
 
 
+@pytest.mark.long
 def test_commits_without_events_wait_for_the_bridge_while_it_reads(
     new_pair: NewPair, new_bridge: NewBridge
 ) -> None:
@@ -113,6 +114,7 @@ def test_commits_without_events_wait_for_the_bridge_while_it_reads(
     assert_exact(reader, conninfo)
 
 
+@pytest.mark.long
 def test_a_commit_that_waits_for_another_standby_is_not_taken_back(
     new_pair: NewPair, new_bridge: NewBridge
 ) -> None:
@@ -149,7 +151,7 @@ def _rename(conninfo: str) -> None:
         connection.execute("UPDATE t SET note = 'new' WHERE id = 7")
 
 
-@pytest.mark.parametrize("mode", ["initial", "on_request"])
+@pytest.mark.parametrize("mode", ["initial", pytest.param("on_request", marks=pytest.mark.long)])
 def test_a_failover_in_the_middle_of_a_snapshot(
     mode: str, new_pair: NewPair, new_bridge: NewBridge
 ) -> None:

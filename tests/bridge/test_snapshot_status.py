@@ -77,6 +77,7 @@ def test_status_tells_how_long_no_rows_have_come(
     assert snapshot_command.Seen([one], [], states, one.waiting, {}).stalled_s(310) == seconds
 
 
+@pytest.mark.long
 def test_a_snapshot_is_not_finished_between_two_tables(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -109,6 +109,7 @@ def test_keys_of_all_kinds_are_read_in_the_servers_order(
     assert {one.table for one in told(bridge) if one.done} >= {"u", "empty", "parts_e", "child"}
 
 
+@pytest.mark.long
 def test_a_partitioned_table_is_read_as_its_root(conninfo: str, new_bridge: NewBridge) -> None:
     run(
         conninfo,
@@ -192,6 +193,7 @@ def test_a_table_without_a_key_is_refused_by_name_at_the_beginning(
     assert values(excluded, "log", "c") == [{"n": 1}]
 
 
+@pytest.mark.long
 def test_initial_only_ends_when_all_rows_are_read(conninfo: str, new_bridge: NewBridge) -> None:
     run(
         conninfo,
@@ -211,6 +213,7 @@ def test_initial_only_ends_when_all_rows_are_read(conninfo: str, new_bridge: New
     assert (table["table"], table["rows"], table["chunks"], table["done"]) == ("t", 10, 4, True)
 
 
+@pytest.mark.long
 def test_initial_only_fails_where_a_table_can_not_be_read(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

@@ -129,6 +129,7 @@ def conninfo(pair: Provider, fresh_database: str) -> str:
     return pair.primary.conninfo(fresh_database)
 
 
+@pytest.mark.long
 def test_inserted_all_the_time_and_killed_at_random_moments(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -156,6 +157,7 @@ def test_inserted_all_the_time_and_killed_at_random_moments(
     assert ops["r"] > ROWS and ops["c"] > 50, ops
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("failpoint", "passage"),
     [
@@ -179,6 +181,7 @@ def test_killed_at_each_seam(
     assert_each_once(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_a_slot_whose_beginning_is_unknown_is_refused(conninfo: str, new_bridge: NewBridge) -> None:
     """It was made by a bridge that was killed before Kafka knew; the remedy is in the message."""
     make_log(conninfo, 10)
@@ -192,6 +195,7 @@ def test_a_slot_whose_beginning_is_unknown_is_refused(conninfo: str, new_bridge:
         drop_slot(connection, bridge.slot)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["no session", "the session ends"])
 def test_a_new_slot_whose_beginning_is_unknown_is_dropped(fault: str, conninfo: str) -> None:
     """Its tables without a key could never be read."""
@@ -212,6 +216,7 @@ def test_a_new_slot_whose_beginning_is_unknown_is_dropped(fault: str, conninfo: 
         assert primary.slot() is None
 
 
+@pytest.mark.long
 def test_a_slot_that_a_repair_has_made_begins_anew(conninfo: str, new_bridge: NewBridge) -> None:
     """What the repair has published comes not again; a table that was left out is not read on."""
     make_log(conninfo, 30)
@@ -246,6 +251,7 @@ def test_a_slot_that_a_repair_has_made_begins_anew(conninfo: str, new_bridge: Ne
     assert assert_each_once(bridge, conninfo, "later") == {"c": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("without_key", ["read", "refuse"])
 def test_where_a_former_slot_began_is_forgotten(
     without_key: str, conninfo: str, new_bridge: NewBridge
@@ -275,6 +281,7 @@ def test_where_a_former_slot_began_is_forgotten(
         drop_slot(connection, bridge.slot)
 
 
+@pytest.mark.long
 def test_a_failover_in_the_middle(new_pair: NewPair, new_bridge: NewBridge) -> None:
     """Rows keep their place and their transaction's number on the standby."""
     trio = new_pair(synchronous=False)
@@ -353,6 +360,7 @@ def test_tables_that_come_later_have_all_their_rows_as_changes(
     assert assert_each_once(bridge, conninfo) == {"r": 30, "c": 1}
 
 
+@pytest.mark.long
 def test_rows_are_filtered_and_asked_for_once(conninfo: str, new_bridge: NewBridge) -> None:
     """A signal reads them where nothing has yet; a second one would send them twice."""
     make_log(conninfo, 500)
@@ -379,6 +387,7 @@ def test_rows_are_filtered_and_asked_for_once(conninfo: str, new_bridge: NewBrid
     assert sorted(rows) == [*range(101, 501)]
 
 
+@pytest.mark.long
 def test_blocks_without_wanted_rows_are_passed(conninfo: str, new_bridge: NewBridge) -> None:
     """A table that was mostly deleted, with wide rows at its end; none is read twice or left."""
     make_log(conninfo, 20_000)
@@ -393,6 +402,7 @@ def test_blocks_without_wanted_rows_are_passed(conninfo: str, new_bridge: NewBri
     assert assert_each_once(bridge, conninfo) == {"r": 55}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "statement",
     ["ALTER TABLE log ALTER n TYPE bigint", "VACUUM FULL log", "TRUNCATE log"],
@@ -418,6 +428,7 @@ def test_a_table_that_is_rewritten_in_the_middle_is_not_read_on(
     assert {*read.values()} == {1} and 20 < len(read) < ROWS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runs", [True, False], ids=["while it runs", "while it is stopped"])
 def test_a_publication_that_was_changed_in_between_is_told(
     runs: bool, conninfo: str, new_bridge: NewBridge
@@ -447,6 +458,7 @@ def test_a_publication_that_was_changed_in_between_is_told(
     assert DONE not in bridge.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "statements",
     [
@@ -567,6 +579,7 @@ def replace_lsn(told: SlotBeginning, lsn: int) -> SlotBeginning:
     return told.model_copy(update={"lsn": lsn})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wraps", [0, 3])
 def test_rows_from_before_are_told_by_their_transaction(wraps: int, conninfo: str) -> None:
     """The condition, evaluated by the server for raw xids as `xmin` shows them."""

@@ -4,6 +4,7 @@ import urllib.error
 import urllib.request
 
 import psycopg
+import pytest
 
 from services.testbed.ports import free_port
 from tests.bridge.conftest import NewBridge
@@ -54,6 +55,7 @@ def test_a_standby_bridge_outlasts_its_deadline_and_takes_over(
         waiting.end()
 
 
+@pytest.mark.long
 def test_a_standby_bridge_ends_at_its_deadline_if_no_other_bridge_is_there(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -7,6 +7,7 @@ import threading
 
 import psutil
 import psycopg
+import pytest
 
 from schemas.errors import ExitCode
 from schemas.events import Envelope, schema_topic
@@ -133,6 +134,7 @@ def test_a_large_transaction_leaves_in_parts_and_resumes_in_the_middle(
         assert set(bridge.identities("t").values()) == {1}
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_under_load_nothing_is_lost_or_repeated(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -167,6 +169,7 @@ def test_killed_at_random_moments_under_load_nothing_is_lost_or_repeated(
         assert updates == row[0], f"{table}: {updates} updates of {row[0]} transactions"
 
 
+@pytest.mark.long
 def test_the_key_is_the_primary_key_under_every_replica_identity(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -212,6 +215,7 @@ def test_two_tables_with_one_topic_are_refused(
     assert "public.a_b would share its topic with public.a b" in bridge.output
 
 
+@pytest.mark.long
 def test_a_message_right_before_a_commit_and_a_restart_between_them(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

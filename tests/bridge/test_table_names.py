@@ -59,11 +59,13 @@ def test_names_are_found_again_until_their_tables_are_gone(topics: Topics) -> No
     assert not opened(topics, "1").noted
 
 
+@pytest.mark.long
 def test_settings_that_hide_nothing_need_no_names(topics: Topics) -> None:
     assert noted_names(topics, Naming("any", ShapingSettings()), SERVER, make=True) is None
     assert not topics.there(f"{topics.prefix}.table_names")
 
 
+@pytest.mark.long
 def test_more_records_than_the_client_queues_are_delivered(topics: Topics) -> None:
     """A database may have that many tables; see queue.buffering.max.messages of librdkafka."""
     topic = topics.prepare_late(table_names_topic, compacted=True)

@@ -92,6 +92,7 @@ def test_teardown_removes_what_the_bridge_made_and_nothing_while_it_runs(
     assert (again.returncode, again.stdout) == (0, "nothing of it is there\n"), again.stderr
 
 
+@pytest.mark.long
 def test_teardown_checks_all_rights_before_it_removes_anything(
     pair: Provider, conninfo: str, fresh_database: str, topic_prefix: str, new_bridge: NewBridge
 ) -> None:
@@ -123,6 +124,7 @@ def test_teardown_checks_all_rights_before_it_removes_anything(
     assert [f"removed {name}" in done.stdout.splitlines() for name in names] == [True, True]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("kafka")
 def test_teardown_refuses_while_commits_would_wait_for_the_bridge(
     pair: Provider, conninfo: str, new_bridge: NewBridge

@@ -186,6 +186,7 @@ BROKEN_KAFKA = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", BROKEN_KAFKA)
 def test_kafka_tls_refusal_is_one_line_with_its_exit_code(
     secured: Secured, new_bridge: NewBridge, case: str
@@ -223,6 +224,7 @@ BROKEN_POSTGRES: dict[str, tuple[dict[str, str | None], int, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", BROKEN_POSTGRES)
 def test_postgres_tls_refusal_is_one_line_with_its_exit_code(
     secured: Secured, new_bridge: NewBridge, case: str
@@ -243,6 +245,7 @@ def test_postgres_tls_refusal_is_one_line_with_its_exit_code(
     assert "wrong-8d1" not in bridge.output
 
 
+@pytest.mark.long
 def test_a_server_without_tls_is_refused(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -112,6 +112,7 @@ def test_while_running_a_topic_made_again_is_seen_though_it_has_more_than_was_no
     assert noted()["topic_ids"] == last.topic_ids, "the next start finds it too"
 
 
+@pytest.mark.long
 def test_another_id_is_asked_for_again_where_there_are_several_brokers(
     topics: Topics, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

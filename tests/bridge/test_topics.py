@@ -42,6 +42,7 @@ def prepared(kafka: Broker, prefix: str) -> tuple[KafkaSettings, Topics]:
     return settings, topics
 
 
+@pytest.mark.long
 def test_an_open_transaction_of_another_bridge_hides_no_progress(
     kafka: Broker, topic_prefix: str
 ) -> None:
@@ -70,6 +71,7 @@ def test_an_open_transaction_of_another_bridge_hides_no_progress(
         assert last.model_copy(update=update) == record(200, producer=1)
 
 
+@pytest.mark.long
 def test_a_foreign_record_is_named(kafka: Broker, topic_prefix: str) -> None:
     _settings, topics = prepared(kafka, topic_prefix)
     stranger = Producer({"bootstrap.servers": kafka.bootstrap_servers})
@@ -82,6 +84,7 @@ def test_a_foreign_record_is_named(kafka: Broker, topic_prefix: str) -> None:
         assert "secret row" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_cluster_of_many_topics_is_asked_in_parts(
     kafka: Broker, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +169,7 @@ def test_topics_are_made_as_the_first_pattern_says(kafka: Broker, topic_prefix: 
     assert {one["message.timestamp.type"] for one in told} == {"LogAppendTime"}
 
 
+@pytest.mark.long
 def test_each_difference_from_the_settings_is_told_once(kafka: Broker, topic_prefix: str) -> None:
     """Of topics that are there; `prepare` is part of each session."""
     settings = KafkaSettings(
@@ -207,6 +211,7 @@ def test_each_difference_from_the_settings_is_told_once(kafka: Broker, topic_pre
     assert not [line for line in logs if line["event"].startswith("topics differ")]
 
 
+@pytest.mark.long
 def test_a_record_behind_many_of_others_is_found_soon(kafka: Broker, topic_prefix: str) -> None:
     """Each step backwards is twice as long as the one before."""
     settings, topics = prepared(kafka, topic_prefix)

@@ -101,6 +101,7 @@ def test_a_trace_goes_from_the_commit_to_kafka_and_is_the_same_after_a_kill(
     bridge.assert_kafka_equals(conninfo, "t")
 
 
+@pytest.mark.long
 def test_a_collector_that_hangs_costs_spans_and_neither_time_nor_rows(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, receiver: Collector
 ) -> None:

@@ -106,6 +106,7 @@ def test_published_when_committed_and_never_when_rolled_back(
     bridge.assert_kafka_equals(conninfo, "t")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", ["", SMALL], ids=["whole", "streamed"])
 def test_decided_after_a_crash_and_on_another_machine(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, options: str
@@ -140,6 +141,7 @@ def test_decided_after_a_crash_and_on_another_machine(
     assert set(third.identities("t").values()) == {1}
 
 
+@pytest.mark.long
 def test_killed_while_a_large_one_is_staged_and_while_it_is_published(
     conninfo: str, connection: Connection, new_bridge: NewBridge
 ) -> None:
@@ -192,6 +194,7 @@ def test_decided_by_the_promoted_standby(new_pair: NewPair, new_bridge: NewBridg
     assert not staged(bridge)
 
 
+@pytest.mark.long
 def test_a_slot_becomes_two_phase_while_a_transaction_is_prepared(
     conninfo: str, connection: Connection, new_bridge: NewBridge
 ) -> None:
@@ -245,6 +248,7 @@ def test_a_lost_staging_is_an_error_and_not_a_lost_transaction(
     assert "'lost' was committed, but its changes are not in" in bridge.output
 
 
+@pytest.mark.long
 def test_a_transfer_between_two_banks(
     conninfo: str,
     connection: Connection,

@@ -35,6 +35,7 @@ def test_a_commit_is_seen_in_a_snapshot(snapshot: str, xid: int, seen: bool) -> 
     assert seen_in(snapshot, xid) is seen
 
 
+@pytest.mark.long
 def test_a_prepared_transaction_is_waited_for(pair: Provider, fresh_database: str) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
     with (

@@ -133,6 +133,7 @@ def test_started_killed_and_restarted_without_a_function_of_origins(
     assert "nothing of it is there" in teardown(bridge, "--yes").stdout
 
 
+@pytest.mark.long
 def test_a_failover_under_load(new_pair: NewPair, new_bridge: NewBridge, topic_prefix: str) -> None:
     trio = new_pair()
     role = make_role(trio.primary, trio.dbname, topic_prefix)
@@ -184,6 +185,7 @@ def test_a_failover_under_load(new_pair: NewPair, new_bridge: NewBridge, topic_p
     assert old.start().exit_code() == ExitCode.TIMELINE, old.output
 
 
+@pytest.mark.long
 def test_kafka_lost_the_progress_or_has_less(admin: str, new_plain: Callable[[], Bridge]) -> None:
     bridge = new_plain()
     run(bridge, admin, range(3))
@@ -200,6 +202,7 @@ def test_kafka_lost_the_progress_or_has_less(admin: str, new_plain: Callable[[],
     assert "the witness sequence has" in line and "restored from a dump" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("known", [True, False])
 def test_a_sequence_that_was_set_back(
     pair: Provider,
@@ -242,6 +245,7 @@ def _killed_after_move(bridge: Bridge, admin: str) -> bool:
     return bool(record.xid) and record.end_lsn >= record.wal_lsn > record.commit_lsn > 0
 
 
+@pytest.mark.long
 def test_a_dropped_sequence_is_told_with_its_remedy(
     admin: str, new_plain: Callable[[], Bridge]
 ) -> None:
@@ -258,6 +262,7 @@ def test_a_dropped_sequence_is_told_with_its_remedy(
     assert_once(bridge, admin)
 
 
+@pytest.mark.long
 def test_a_sequence_of_an_administrator(
     pair: Provider, fresh_database: str, admin: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
@@ -275,6 +280,7 @@ def test_a_sequence_of_an_administrator(
     assert f"may not drop sequence {sequence_of(bridge)}" in denied.stderr
 
 
+@pytest.mark.long
 def test_the_scripts_roles_and_what_slotfailover_sees(
     pair: Provider, fresh_database: str, admin: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
@@ -301,6 +307,7 @@ def quoted(role: str) -> str:
     return role.replace('"', '""')
 
 
+@pytest.mark.long
 def test_from_an_origin_to_a_sequence_and_back(admin: str, new_bridge: NewBridge) -> None:
     """The other witness still counts, and keeps a second bridge waiting."""
     tell(admin, "CREATE TABLE t (id int PRIMARY KEY, note text)")
@@ -340,6 +347,7 @@ def run(bridge: Bridge, admin: str, rows: range) -> None:
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_readiness_waits_until_the_first_heartbeat_was_written(
     admin: str, new_bridge: NewBridge
 ) -> None:

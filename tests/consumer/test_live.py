@@ -57,7 +57,7 @@ def fund(conninfo: str) -> None:
         )
 
 
-@pytest.mark.parametrize("kills", [4, 10])
+@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.long)])
 def test_the_example_keeps_a_copy_exactly_once_through_kills(
     conninfo: str, kafka: Broker, new_bridge: NewBridge, tmp_path: Path, kills: int
 ) -> None:
@@ -182,6 +182,7 @@ def test_a_writer_waits_until_kafka_has_its_changes(
         wait_for(url, "0/1", timeout_s=0.1)
 
 
+@pytest.mark.long
 def test_events_that_never_come_are_named(
     conninfo: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:

@@ -68,6 +68,7 @@ def ids(found: Transaction | None) -> list[int]:
     return [event.value["after"]["id"] for event in found.events]
 
 
+@pytest.mark.long
 def test_a_transaction_of_50000_rows_in_one_partition_comes_whole(
     publisher: Publisher, beginning: Transactions
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_large_transaction_over_several_partitions_comes_whole(
     assert ids(beginning.read(60)) == [*range(LARGE)]
 
 
+@pytest.mark.long
 def test_what_waits_behind_a_transaction_is_bounded(
     publisher: Publisher, beginning: Transactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_what_waits_behind_a_transaction_is_bounded(
         assert ids(beginning.read(60)) == [*range(200 * number, 200 * number + 200)]
 
 
+@pytest.mark.long
 def test_events_whose_end_retention_has_removed_are_not_left_out_in_silence(
     kafka: Broker, publisher: Publisher, beginning: Transactions
 ) -> None:
@@ -146,6 +149,7 @@ def test_events_whose_end_retention_has_removed_are_not_left_out_in_silence(
         assert ids(transactions.read(60)) == [2], "the caller has what was before"
 
 
+@pytest.mark.long
 def test_events_without_any_end_are_told_once_patience_ends(
     kafka: Broker, publisher: Publisher
 ) -> None:
@@ -160,6 +164,7 @@ def test_events_without_any_end_are_told_once_patience_ends(
     assert raised.value.lsn == lost
 
 
+@pytest.mark.long
 def test_an_idle_source_is_not_an_error(publisher: Publisher, kafka: Broker) -> None:
     with Transactions(kafka.bootstrap_servers, publisher.prefix, patience_s=5) as transactions:
         assert transactions.read(6) is None
@@ -168,6 +173,7 @@ def test_an_idle_source_is_not_an_error(publisher: Publisher, kafka: Broker) -> 
         assert transactions.read(6) is None
 
 
+@pytest.mark.long
 def test_patience_counts_from_the_last_progress(publisher: Publisher, kafka: Broker) -> None:
     """Ten events that come one after the other take longer than the patience."""
     insert(publisher, 0)
@@ -205,6 +211,7 @@ def send_slowly(producer: Producer, publisher: Publisher) -> None:
         producer.flush(30)
 
 
+@pytest.mark.long
 def test_a_reader_ends_at_an_upper_bound(publisher: Publisher, kafka: Broker) -> None:
     first, second = insert(publisher, 1), insert(publisher, 2)
     third = insert(publisher, 3)
@@ -214,6 +221,7 @@ def test_a_reader_ends_at_an_upper_bound(publisher: Publisher, kafka: Broker) ->
             assert bounded.done and bounded.read(0) is None
 
 
+@pytest.mark.long
 def test_an_upper_bound_ends_without_a_later_transaction(
     publisher: Publisher, kafka: Broker
 ) -> None:
@@ -232,6 +240,7 @@ def test_an_upper_bound_ends_without_a_later_transaction(
         assert [*bounded] == []
 
 
+@pytest.mark.long
 def test_values_of_a_schema_registry_are_refused_by_name(
     kafka: Broker, publisher: Publisher
 ) -> None:
@@ -302,6 +311,7 @@ def test_an_idle_position_outlives_retention(kafka: Broker, publisher: Publisher
         assert ids(transactions.read(60)) == [2]
 
 
+@pytest.mark.long
 def test_stop_ends_a_read_that_waits_for_events(publisher: Publisher, kafka: Broker) -> None:
     with publisher.transaction() as transaction:
         transaction.counts["public.a"] = 1

@@ -50,6 +50,7 @@ def test_heartbeats_that_meet_the_fence_do_not_keep_a_switchover_from_its_end(
     bridge.assert_kafka_equals(conninfo, "t")
 
 
+@pytest.mark.long
 def test_a_switchover_that_only_fences_ends_with_the_bridge_at_the_new_primary(
     trio: Trio, bridge: Bridge, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_switchover_that_only_fences_ends_with_the_bridge_at_the_new_primary(
     bridge.assert_kafka_equals(conninfo, "t")
 
 
+@pytest.mark.long
 def test_heartbeats_go_on_once_a_fence_is_taken_back(
     trio: Trio, bridge: Bridge, local_bed: Bed, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import NewPair
 from tests.failover.servers import (
     KILLED_AFTER_A_STEP,
@@ -170,6 +172,7 @@ def test_an_unreachable_subscriber_is_completed_by_another_run(
     await_equal(trio, trio.standby)
 
 
+@pytest.mark.long
 def test_privileges_split_brain_and_a_promotion_by_a_person(
     new_pair: NewPair, tmp_path: Path
 ) -> None:

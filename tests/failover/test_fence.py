@@ -79,6 +79,7 @@ def test_failover_refuses_sessions_past_the_fence_without_a_stop_command(
     assert len(rows(trio.subscriber, trio.dbname)) == 1
 
 
+@pytest.mark.long
 def test_borrowed_names_do_not_get_past_a_fence(new_pair: NewPair, tmp_path: Path) -> None:
     trio = new_pair()
     subscribe(trio, "s1")
@@ -97,6 +98,7 @@ def test_borrowed_names_do_not_get_past_a_fence(new_pair: NewPair, tmp_path: Pat
     assert ask(trio.primary, "SELECT count(*) FROM t", trio.dbname) == 0
 
 
+@pytest.mark.long
 def test_no_subscriber_keeps_a_failover_from_its_promotion(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -169,6 +171,7 @@ def test_settings_that_can_not_be_changed_refuse_before_anything_is(
     assert ask(trio.subscriber, "SELECT bool_and(subenabled) FROM pg_subscription", trio.dbname)
 
 
+@pytest.mark.long
 def test_names_of_no_node_and_no_slot_and_a_target_that_is_not_the_outcome(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -189,6 +192,7 @@ def test_names_of_no_node_and_no_slot_and_a_target_that_is_not_the_outcome(
     assert not ask(trio.standby, "SELECT pg_is_in_recovery()")
 
 
+@pytest.mark.long
 def test_the_label_is_given_although_the_run_was_killed_after_the_promotion(
     new_pair: NewPair, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def ordered(seen: Callable[[Step], None]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_a_query_on_the_standby_holds_up_a_switchover_while_writes_go_on(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_query_on_the_standby_holds_up_a_switchover_while_writes_go_on(
         writer.goes_on()
 
 
+@pytest.mark.long
 def test_a_replay_that_is_held_up_for_good_ends_a_switchover_before_the_fence(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:

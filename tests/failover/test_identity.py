@@ -74,6 +74,7 @@ def test_no_command_and_no_new_watch_follows_an_old_primary_that_came_back(
     assert (5000,) not in ids(trio.subscriber, trio.dbname)
 
 
+@pytest.mark.long
 def test_check_finds_an_old_primary_by_what_the_journal_alone_remembers(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def watching(config: Path) -> Iterator[Watching]:
         replica.end()
 
 
+@pytest.mark.long
 def test_watch_without_any_memory_waits_for_all_nodes_and_then_remembers(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -155,6 +157,7 @@ def test_watch_without_any_memory_waits_for_all_nodes_and_then_remembers(
     assert ask(trio.subscriber, COMMENT, trio.dbname).startswith("kept [slotfailover: system ")
 
 
+@pytest.mark.long
 def test_a_subscription_of_another_cluster_is_not_touched_while_that_cluster_is_down(
     new_pair: NewPair, local_bed: Bed, tmp_path: Path
 ) -> None:
@@ -263,6 +266,7 @@ def phantoms(trio: Trio) -> None:
     trio.primary.kill()
 
 
+@pytest.mark.long
 def test_other_names_of_a_node_are_known_and_floating_ones_never_rewritten(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -321,6 +325,7 @@ def test_other_names_of_a_node_are_known_and_floating_ones_never_rewritten(
         assert f"port={floating.port}" in kept.replace("'", "")
 
 
+@pytest.mark.long
 def test_a_loopback_address_is_not_written_into_another_machines_subscriber(
     new_pair: NewPair, tmp_path: Path
 ) -> None:

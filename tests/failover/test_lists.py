@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from services.testbed.bed import Bed
 from tests.failover.check.examining import set_on
 from tests.failover.conftest import NewTrio, machines
@@ -18,6 +20,7 @@ from tests.failover.servers import (
 MEMBER = "SELECT pg_create_physical_replication_slot('a_member', true)"
 
 
+@pytest.mark.long
 def test_an_unused_slot_in_the_standbys_list_keeps_nobody_waiting(
     local_trio: NewTrio, tmp_path: Path
 ) -> None:

@@ -395,6 +395,7 @@ def test_the_last_primary_is_remembered_across_processes(tmp_path: Path) -> None
     assert Sightings(settings).complete(View(dead.nodes[:2], ())).sighting is None  # no system
 
 
+@pytest.mark.long
 def test_a_standby_that_lags_is_seen_and_not_promoted(new_pair: NewPair, tmp_path: Path) -> None:
     trio = new_pair(synchronous=False)
     subscribe(trio, "s1")

@@ -98,6 +98,7 @@ def three(local_trio: NewTrio, local_bed: Bed, tmp_path: Path) -> Iterator[Three
         end(third)
 
 
+@pytest.mark.long
 def test_timeline_fork_3node_auto_detect(three: Three) -> None:
     """And timeline_fork_report_lsn_deadlock: c is promoted by hand beside a, and made a standby
     again. Its timeline has the larger number, and it is chosen by nobody's default.
@@ -141,6 +142,7 @@ def test_timeline_fork_3node_auto_detect(three: Three) -> None:
     await_equal(three.trio, b)
 
 
+@pytest.mark.long
 def test_guard_data_loss(three: Three) -> None:
     """Commits waited for one of two standbys; the primary and one of the standbys die at once."""
     a, b, c = three.nodes.values()
@@ -165,6 +167,7 @@ def test_guard_data_loss(three: Three) -> None:
     eventually(lambda: rows(b, three.trio.dbname) == rows(c, three.trio.dbname), what="b has all")
 
 
+@pytest.mark.long
 def test_fast_forward(three: Three) -> None:
     """The wanted standby lacks WAL that another has: that is told, and it streams from that."""
     a, b, c = three.nodes.values()
@@ -190,6 +193,7 @@ def test_fast_forward(three: Three) -> None:
     assert rows(c, three.trio.dbname) == rows(b, three.trio.dbname)
 
 
+@pytest.mark.long
 def test_fast_forward_whose_source_dies(three: Three) -> None:
     a, b, _ = three.nodes.values()
     set_on(a, synchronized_standby_slots="'standby_1'")
@@ -206,6 +210,7 @@ def test_fast_forward_whose_source_dies(three: Three) -> None:
     assert BY_BYTES.search(refused.err), refused.err
 
 
+@pytest.mark.long
 def test_multi_alternate(three: Three) -> None:
     """Each node is the primary once, and dies: three nodes on three timelines, started in the
     order in which they died.
@@ -249,6 +254,7 @@ def test_multi_alternate(three: Three) -> None:
         eventually(lambda s=server: rows(s, dbname) == rows(c, dbname), what="it has all")  # type: ignore[misc]
 
 
+@pytest.mark.long
 def test_ignored_slots(three: Three) -> None:
     """Slots of somebody else are on every node what they were, after two switchovers."""
     a, b, _ = three.nodes.values()

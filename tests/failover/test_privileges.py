@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from services.failover.model.statements import literal
 from services.postgres.identifiers import identifier
 from tests.conftest import NewPair
@@ -54,6 +56,7 @@ def test_failover_as_the_scripts_roles_with_odd_names(new_pair: NewPair, tmp_pat
     assert ask(trio.standby, kept) == 1
 
 
+@pytest.mark.long
 def test_a_database_that_publishes_all_its_tables_gets_none_of_ours(new_pair: NewPair) -> None:
     trio = new_pair()
     tell(trio.primary, "CREATE PUBLICATION everything FOR ALL TABLES", dbname=trio.dbname)

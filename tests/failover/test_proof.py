@@ -41,7 +41,7 @@ def assert_untouched(trio: Trio) -> None:
     assert ask(trio.subscriber, "SELECT bool_and(subenabled) FROM pg_subscription", trio.dbname)
 
 
-@pytest.mark.parametrize("wholly", [False, True])
+@pytest.mark.parametrize("wholly", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_frozen_primary_is_not_replaced(
     local_trio: NewTrio, tmp_path: Path, wholly: bool
 ) -> None:
@@ -128,6 +128,7 @@ def test_an_unreachable_primary_needs_the_operators_word_or_a_fence(
     await_equal(trio, trio.standby)
 
 
+@pytest.mark.long
 def test_fence_runs_the_command_also_where_nothing_seems_to_listen(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_fence_runs_the_command_also_where_nothing_seems_to_listen(
     assert shot.exists()
 
 
+@pytest.mark.long
 def test_a_standby_copied_from_a_fenced_primary_can_be_written_once_promoted(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -179,6 +181,7 @@ def test_somebody_elses_read_only_setting_is_not_a_fence(new_pair: NewPair, tmp_
     assert ran.code == 0, ran.err
 
 
+@pytest.mark.long
 def test_a_role_that_is_read_only_by_itself_makes_no_fence_of_a_mark(new_pair: NewPair) -> None:
     """What an un-fencing by hand leaves, or one that was killed half-way."""
     trio = new_pair()
@@ -206,6 +209,7 @@ def test_a_role_that_is_read_only_by_itself_makes_no_fence_of_a_mark(new_pair: N
     eventually(lambda: mark().startswith("timeline 1 "), what="the fence counts")
 
 
+@pytest.mark.long
 def test_fencing_a_primary_that_answers_drains_it_or_names_what_is_lost(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -267,6 +271,7 @@ def test_a_loss_is_accepted_in_bytes(new_pair: NewPair, tmp_path: Path) -> None:
     assert "bytes of WAL of a" in ran.out
 
 
+@pytest.mark.long
 def test_bytes_are_named_also_where_the_standby_seems_to_stream(
     local_trio: NewTrio, tmp_path: Path
 ) -> None:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from services.failover.drill.clone import SLOT
 from services.failover.drill.rehearsal import KEY
 from services.testbed.bed import Bed
@@ -122,6 +124,7 @@ def interrupted_ones(config: Path, trio: Trio, bed: Bed) -> None:
     assert again.out == "nothing is left of a drill\n"
 
 
+@pytest.mark.long
 def test_drill_refuses_clones_it_can_not_make(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import psycopg
+import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from services.failover.model.statements import literal
@@ -96,6 +97,7 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     assert slotfailover("switchover", "--config", config, "--yes", "--to", "b").code == 0
 
 
+@pytest.mark.long
 def test_three_nodes_the_others_follow_and_the_best_is_chosen(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:

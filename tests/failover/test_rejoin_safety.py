@@ -101,6 +101,7 @@ def test_a_role_without_the_rights_is_refused_before_anything_is_touched(old: Ol
     assert (old.a.data.stat().st_ino, old.beside) == (inode, set())  # rewound in place
 
 
+@pytest.mark.long
 def test_a_rewind_that_cannot_begin_moves_nothing_and_says_why(old: Old) -> None:
     old.fail_over()
     inode = old.a.data.stat().st_ino
@@ -114,6 +115,7 @@ def test_a_rewind_that_cannot_begin_moves_nothing_and_says_why(old: Old) -> None
     assert old.a.data.stat().st_ino == inode
 
 
+@pytest.mark.long
 def test_a_copy_is_swapped_in_at_its_end_and_an_interrupted_one_ends_with_us(old: Old) -> None:
     old.fail_over()
     inode = old.a.data.stat().st_ino
@@ -169,6 +171,7 @@ def test_what_is_not_the_old_primary_for_certain_is_not_rebuilt(old: Old) -> Non
     assert ask(old.b, "SELECT pg_is_in_recovery()") is False
 
 
+@pytest.mark.long
 def test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work(
     old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +194,7 @@ def test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work(
     assert old.a.data.stat().st_ino == inode
 
 
+@pytest.mark.long
 def test_the_script_that_is_shipped_rejoins_a_node_of_another_machine(
     old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:

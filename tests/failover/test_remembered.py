@@ -68,6 +68,7 @@ def test_many_watch_entries_hide_no_run_of_the_file(tmp_path: Path) -> None:
     assert found is not None and found.run == "r"
 
 
+@pytest.mark.long
 def test_many_watch_entries_hide_no_run_of_the_table(pair: Provider, fresh_database: str) -> None:
     with psycopg.connect(pair.primary.conninfo(fresh_database), autocommit=True) as connection:
         with writing(connection, "journal"):
@@ -102,6 +103,7 @@ def test_the_beginning_of_a_run_does_not_replace_the_recorded_slots(tmp_path: Pa
     assert ended["failover_slots"] == ["s1"]
 
 
+@pytest.mark.long
 def test_a_repoint_that_was_killed_is_not_followed_by_one_to_the_old_primary(
     local_trio: NewTrio, tmp_path: Path
 ) -> None:
@@ -148,6 +150,7 @@ def test_without_a_journal_file_the_subscription_itself_tells_whom_it_was_led_to
     await_equal(trio, trio.standby)
 
 
+@pytest.mark.long
 def test_who_enables_by_hand_what_a_run_had_disabled_has_the_say_from_then_on(
     local_trio: NewTrio, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_who_enables_by_hand_what_a_run_had_disabled_has_the_say_from_then_on(
     assert "disabled by slotfailover" not in ask(trio.subscriber, comment, trio.dbname)
 
 
+@pytest.mark.long
 def test_a_note_of_what_feeds_a_subscription_overwrites_no_mark(
     pair: Provider, fresh_database: str
 ) -> None:

@@ -77,6 +77,7 @@ def test_all_subscriptions_of_all_databases_follow_and_nothing_else_is_touched(
     assert "application_name='it\\'s a \\\\ name'" in conninfo
 
 
+@pytest.mark.long
 def test_fencing_a_living_primary_and_labels(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:

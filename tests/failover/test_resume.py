@@ -52,6 +52,7 @@ with Cluster(settings) as cluster, locked(cluster, cluster.observe(), "postgres"
 """
 
 
+@pytest.mark.long
 def test_a_lock_that_was_lost_is_taken_again_or_ends_the_run(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_switchover_that_dies_at_every_step_is_resumed_from_elsewhere(
     assert shown[0]["intent"]["target"] == "b"
 
 
+@pytest.mark.long
 def test_a_stopped_primary_is_started_again_when_it_is_taken_back(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:
@@ -212,6 +214,7 @@ def test_killed_inside_the_fence_writes_stay_fenced_until_resumed_or_taken_back(
     await_equal(trio, trio.primary)
 
 
+@pytest.mark.long
 def test_a_consumer_that_does_not_drain_lets_the_switchover_be_taken_back(
     new_pair: NewPair, tmp_path: Path
 ) -> None:

@@ -5,11 +5,14 @@ Freezes, a cut-off manager and signals have tests of their own: test_proof.py, t
 
 from pathlib import Path
 
+import pytest
+
 from services.testbed.bed import Bed
 from tests.failover.conftest import NewTrio
 from tests.failover.rounds.play import play
 
 
+@pytest.mark.long
 def test_a_round_leaves_one_primary_and_loses_nothing(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_before_the_promotion_every_signal_inside_every_step_is_taken_back(
     await_equal(trio, trio.primary)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_promotion_that_was_ordered_is_never_taken_back(
     local_trio: NewTrio, tmp_path: Path, number: signal.Signals
@@ -127,6 +128,7 @@ def test_a_promotion_that_was_ordered_is_never_taken_back(
     await_equal(trio, trio.standby)
 
 
+@pytest.mark.long
 def test_a_rollback_refuses_while_a_standby_is_being_promoted(
     local_trio: NewTrio, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_after_the_promotion_a_signal_ends_the_run_and_a_lost_terminal_does_not(
     await_equal(trio, trio.standby)
 
 
+@pytest.mark.long
 def test_a_failover_that_is_broken_off_leaves_everything_as_it_was(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -192,6 +195,7 @@ def test_a_failover_that_is_broken_off_leaves_everything_as_it_was(
     await_equal(trio, trio.primary)
 
 
+@pytest.mark.long
 def test_a_terminal_that_is_lost_while_it_waits_leaves_no_fence(
     new_pair: NewPair, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from services.testbed.bed import Bed
 from tests.failover.conftest import NewTrio, machines
@@ -93,6 +94,7 @@ def test_nodes_by_unix_socket_and_by_ipv6(local_trio: NewTrio, tmp_path: Path) -
     await_equal(trio, trio.standby)
 
 
+@pytest.mark.long
 def test_late_sequence_numbers_are_reported_once(local_trio: NewTrio, tmp_path: Path) -> None:
     trio = local_trio()
     subscribe(trio, "s1")

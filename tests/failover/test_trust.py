@@ -123,6 +123,7 @@ def nodes(trio: Trio) -> dict[str, Server]:
     return {"a": trio.primary, "b": trio.standby}
 
 
+@pytest.mark.long
 def test_databases_in_sql_ascii_can_be_checked(new_pair: NewPair, tmp_path: Path) -> None:
     trio = new_pair()
     tell(
@@ -183,6 +184,7 @@ def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
             thread.join()
 
 
+@pytest.mark.long
 def test_the_page_answers_to_its_names_and_hides_hooks(new_pair: NewPair, tmp_path: Path) -> None:
     trio = new_pair()
     subscribe(trio, "s1")
@@ -222,6 +224,7 @@ def host_answers(replica: Watching, host: str) -> int:
             return error.code
 
 
+@pytest.mark.long
 def test_a_pause_holds_by_its_number_whatever_the_clocks_say(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -250,6 +253,7 @@ def test_a_pause_holds_by_its_number_whatever_the_clocks_say(
         replica.end()
 
 
+@pytest.mark.long
 def test_a_server_that_cannot_be_read_hides_no_other(new_pair: NewPair, tmp_path: Path) -> None:
     trio = new_pair()
     subscribe(trio, "s1")
@@ -288,6 +292,7 @@ def test_a_server_that_cannot_be_read_hides_no_other(new_pair: NewPair, tmp_path
     assert [left["subject"] for left in ran.json["left"]] == ["sub"], ran.err
 
 
+@pytest.mark.long
 def test_traces_of_a_manager_are_told_and_promoting_commands_refuse(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
@@ -318,6 +323,7 @@ def session(server: Server, name: str) -> Any:
     return psycopg.connect(server.conninfo(application_name=name), autocommit=True)
 
 
+@pytest.mark.long
 def test_a_pooler_in_front_of_a_node_is_refused(new_pair: NewPair, tmp_path: Path) -> None:
     """PgBouncer gives its clients a backend's number of its own, which is how it shows."""
     trio = new_pair()
@@ -379,6 +385,7 @@ def _with_own_number(data: bytes) -> bytes:
     )
 
 
+@pytest.mark.long
 def test_consumers_that_nobody_named_are_told_of_when_their_slots_are_lost(
     new_pair: NewPair, tmp_path: Path
 ) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interpreters import Version, ends, folders, interpreters
-from tests.long_tests import LONG, LONG_ON_THE_OLDEST, is_long
+from tests.interpreters import folders, interpreters
 from tests.providers.interface import Provider
 from tests.serverless import NEEDS_SERVERS
 
@@ -44,34 +43,6 @@ def test_each_version_of_python_is_tried_once_and_a_broken_one_is_named(tmp_path
     usable, silent = interpreters(places[:2])
     assert usable == {sys.version_info[:3]: usual / "python3"}
     assert silent == [broken / "python3.12"]
-
-
-def test_the_oldest_and_the_newest_python_are_the_ends() -> None:
-    found: dict[Version, Path] = {(3, 11, n): Path(f"python3.11.{n}") for n in (2, 7, 9)}
-    assert list(ends(found)) == [(3, 11, 2), (3, 11, 9)]
-    assert list(ends({(3, 11, 2): Path("python3")})) == [(3, 11, 2)] and not ends({})
-
-
-@pytest.mark.parametrize("start", LONG)
-def test_a_long_test_is_there(start: str) -> None:
-    path, _, name = start.partition("::")
-    assert f"def {name.partition('[')[0]}" in (ROOT / path).read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("start", [start for start in LONG if "[" not in start])
-def test_a_test_that_make_test_leaves_out_as_a_whole_is_named_in_the_evidence(start: str) -> None:
-    path = start.partition("::")[0]
-    text = (ROOT / "docs/EVIDENCE.md").read_text(encoding="utf-8")
-    _, _, rest = text.partition("## What only `make test-long` shows")
-    names = re.findall(r"^def (test_\w+)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-    found = [name for name in names if f"{path}::{name}".startswith(start)]
-    assert found and not [n for n in found if f"`{n}`" not in rest.partition("\n## ")[0]]
-
-
-@pytest.mark.parametrize("start", LONG_ON_THE_OLDEST)
-def test_a_file_that_make_test_runs_on_the_newest_postgresql_alone_is_there(start: str) -> None:
-    assert (ROOT / start.removesuffix("::")).is_file()
-    assert is_long(f"{start}test_it[postgres-17.5-x]") and not is_long(f"{start}test_it[postgres]")
 
 
 def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The test bed itself: what it promises to tests and demo."""
 
 import psycopg
+import pytest
 
 from tests.conftest import NewPair
 from tests.providers.databases import connect
@@ -9,6 +10,7 @@ from tests.providers.slots import advance_until_ready, is_ready
 from tests.providers.waiting import eventually
 
 
+@pytest.mark.long
 def test_a_failover_slot_becomes_persistent_on_the_standby(
     pair: Provider, fresh_database: str
 ) -> None:
@@ -36,6 +38,7 @@ def test_acknowledged_commits_and_slots_survive_the_end_of_the_primary(new_pair:
         assert is_ready(connection, "s")
 
 
+@pytest.mark.long
 def test_a_killed_server_restarts_on_its_port_with_its_data(new_pair: NewPair) -> None:
     trio = new_pair(synchronous=False, settings={"max_connections": 30})
     port = trio.primary.port
@@ -70,6 +73,7 @@ def test_the_subscriber_replicates_from_the_pair(
         )
 
 
+@pytest.mark.long
 def test_tools_reach_their_server(pair: Provider) -> None:
     done = pair.primary.run_tool("psql", ["-XAtc", "SELECT pg_is_in_recovery()"])
     assert done.stdout == "f\n"

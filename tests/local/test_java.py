@@ -28,6 +28,7 @@ def test_the_packaged_java_runs_kafkas_storage_tool_with_sparks_flag() -> None:
     assert len(done.stdout.strip()) == 22
 
 
+@pytest.mark.long
 def test_the_packaged_java_is_taken_where_the_system_has_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -40,6 +41,7 @@ def test_the_packaged_java_is_taken_where_the_system_has_none(
     assert java.java_version(java.packaged_java_home() / "bin" / "java") == 21
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("says", "version"),
     [
@@ -58,6 +60,7 @@ def test_the_version_is_asked_of_java_itself(
     assert java.java_version(program) == version
 
 
+@pytest.mark.long
 def test_a_java_home_of_the_wrong_version_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ def own_broker(servers: None, tmp_path: Path) -> Iterator[KafkaBroker]:
         yield KafkaBroker(tmp_path / "kafka", processes=processes, java_home=packaged_java_home())
 
 
+@pytest.mark.long
 def test_a_transaction_on_the_sessions_broker(kafka: Broker, topic_prefix: str) -> None:
     _create(kafka, topic_prefix)
     _publish(kafka, topic_prefix, [b"a", b"b"])

@@ -38,6 +38,7 @@ def produced(cluster: KafkaCluster, topic: str, *, timeout_s: float = 120.0) -> 
     return sum(acknowledged)
 
 
+@pytest.mark.long
 def test_one_broker_may_be_lost_with_its_disk_and_two_may_not(cluster: KafkaCluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.create_topics([NewTopic("t", num_partitions=3)])["t"].result(30)

@@ -20,6 +20,7 @@ from tests.providers.waiting import eventually
 pytestmark = pytest.mark.usefixtures("servers")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ending", "parts"),
     [(signal.SIGTERM, "subscriber,kafka"), (signal.SIGINT, "pair"), (None, "subscriber")],
@@ -44,6 +45,7 @@ def test_the_reaper_ends_the_servers_of_a_killed_owner(folder: Path, tmp_path: P
     eventually(lambda: processes_of(folder) == [], what="the keeper has ended all servers")
 
 
+@pytest.mark.long
 def test_the_next_start_ends_leftovers_and_deletes_old_data(folder: Path, tmp_path: Path) -> None:
     with Owner(folder, "subscriber", log=tmp_path / "log") as owner:
         owner.await_up()
@@ -61,6 +63,7 @@ def test_the_next_start_ends_leftovers_and_deletes_old_data(folder: Path, tmp_pa
     assert processes_of(folder) == []
 
 
+@pytest.mark.long
 def test_a_second_owner_is_refused(folder: Path) -> None:
     with (
         Bed(folder, lazy=True),
@@ -71,6 +74,7 @@ def test_a_second_owner_is_refused(folder: Path) -> None:
     assert refusal.value.exit_code == ExitCode.DEADLINE
 
 
+@pytest.mark.long
 def test_a_folder_of_others_is_refused_and_left_alone(folder: Path) -> None:
     (folder / "thesis.txt").write_text("precious", encoding="utf-8")
     with pytest.raises(SettingsError, match="neither empty nor a test bed's folder"):
@@ -78,6 +82,7 @@ def test_a_folder_of_others_is_refused_and_left_alone(folder: Path) -> None:
     assert (folder / "thesis.txt").read_text(encoding="utf-8") == "precious"
 
 
+@pytest.mark.long
 def test_a_later_process_with_a_recorded_pid_is_left_alone(folder: Path) -> None:
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
@@ -93,6 +98,7 @@ def test_a_later_process_with_a_recorded_pid_is_left_alone(folder: Path) -> None
         bystander.wait(timeout=10)
 
 
+@pytest.mark.long
 def test_descendants_of_a_child_end_with_it(folder: Path) -> None:
     with Bed(folder, lazy=True) as bed:
         child = bed.spawn("child", ["sh", "-c", "trap '' TERM; sleep 601 & echo started; wait"])
@@ -103,12 +109,14 @@ def test_descendants_of_a_child_end_with_it(folder: Path) -> None:
         assert [line for line in processes_of(folder) if "sleep 601" in line] == []
 
 
+@pytest.mark.long
 def test_a_missing_program_is_named(folder: Path) -> None:
     with Bed(folder, lazy=True) as bed, pytest.raises(SetupError, match="no-such-program") as error:
         bed.spawn("child", ["no-such-program"])
     assert error.value.exit_code == ExitCode.PROGRAM_MISSING
 
 
+@pytest.mark.long
 def test_a_taken_port_is_named(folder: Path) -> None:
     with Bed(folder, lazy=True) as bed:
         bed.start("subscriber")
@@ -126,6 +134,7 @@ def test_a_taken_port_is_named(folder: Path) -> None:
         assert error.value.exit_code == ExitCode.PORT_IN_USE
 
 
+@pytest.mark.long
 def test_a_server_that_refuses_to_start_says_why(folder: Path) -> None:
     with Bed(folder, lazy=True) as bed:
         server = bed.server("odd")

@@ -46,6 +46,7 @@ def sources(java: Path, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_classes_are_kept_once_and_used(
     java: Path, options: Callable[..., tuple[str, ...]], tmp_path: Path
 ) -> None:
@@ -70,12 +71,14 @@ def test_classes_are_kept_once_and_used(
     assert [f"-XX:SharedArchiveFile={path}" for path in tmp_path.glob("classes/*.jsa")] == [*other]
 
 
+@pytest.mark.long
 def test_a_run_that_leaves_no_archive_does_no_harm(
     options: Callable[..., tuple[str, ...]],
 ) -> None:
     assert options(lambda _: None) == ()
 
 
+@pytest.mark.long
 def test_a_java_without_classes_of_its_own_shared_goes_without(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"21\"' >&2\n", encoding="utf-8")
@@ -83,6 +86,7 @@ def test_a_java_without_classes_of_its_own_shared_goes_without(tmp_path: Path) -
     assert cds_archive.options("x", java, (), "", pytest.fail, cache=tmp_path) == ()
 
 
+@pytest.mark.long
 def test_a_cache_that_cannot_be_written_is_not_an_error(java: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = tmp_path / "file" / "classes"

@@ -26,6 +26,7 @@ with Bed(Path(sys.argv[1]), lazy=True) as bed:
 """
 
 
+@pytest.mark.long
 def test_a_discarded_server_leaves_no_shared_memory(folder: Path) -> None:
     with Bed(folder / "bed", lazy=True) as bed:
         left, discarded = bed.server("left"), bed.server("discarded")
@@ -39,6 +40,7 @@ def test_a_discarded_server_leaves_no_shared_memory(folder: Path) -> None:
     assert segments[0] not in known(), "the bed's end is its servers' end"
 
 
+@pytest.mark.long
 def test_shared_memory_of_a_killed_owners_servers_is_removed(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, folder / "bed"],
@@ -52,6 +54,7 @@ def test_shared_memory_of_a_killed_owners_servers_is_removed(folder: Path) -> No
         assert segment not in known()
 
 
+@pytest.mark.long
 def test_folders_of_killed_runs_are_deleted_and_those_of_living_ones_stay(folder: Path) -> None:
     killed, living = folder / "slotbridge-killed", folder / "slotbridge-living"
     subprocess.run([sys.executable, "-c", KILLED, killed], capture_output=True, check=False)

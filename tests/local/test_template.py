@@ -39,6 +39,7 @@ def test_no_two_copies_have_one_identifier(now_ns: int, pid: int) -> None:
     assert new_identifier(now_ns, pid, made) > made
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("servers")
 def test_servers_of_a_bed_are_different_clusters(folder: Path) -> None:
     found = set()

@@ -49,6 +49,7 @@ def test_an_unreachable_folder_is_exchanged_for_the_same_other_one(
     assert choose_folder(open_folder / "bed", user) == open_folder / "bed"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("servers")
 def test_programs_of_an_unreachable_package_are_copied(
     user: ServerUser, tmp_path: Path, open_folder: Path

@@ -95,6 +95,7 @@ def test_the_installed_commands_tell_one_version(programs: Path) -> None:
     assert "# Operations" in run([str(programs / "slotbridge"), "docs", "OPERATIONS"], programs)
 
 
+@pytest.mark.long
 def test_the_installed_bridge_brings_rows_to_kafka(
     bed: Provider, fresh_database: str, topic_prefix: str, programs: Path, tmp_path: Path
 ) -> None:

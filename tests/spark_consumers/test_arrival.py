@@ -16,6 +16,7 @@ from tests.spark_consumers.test_current import HISTORY, ITEMS, item, rows
 from tests.spark_consumers.test_rebuilds import delete_topic
 
 
+@pytest.mark.long
 def test_events_that_are_stamped_later_than_their_transactions_end(
     pipeline: Pipeline,
 ) -> None:
@@ -29,6 +30,7 @@ def test_events_that_are_stamped_later_than_their_transactions_end(
     assert len(rows(pipeline)) == 2
 
 
+@pytest.mark.long
 def test_read_records_may_expire_and_unread_ones_may_not(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +65,7 @@ def test_events_that_never_come_stop_it(
         pipeline.apply()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
 def test_partitions_that_a_broker_does_not_show_yet_are_asked_for_again(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
@@ -118,6 +121,7 @@ def test_hidden_records_are_awaited_and_read_once(
     assert len(reads) == 1
 
 
+@pytest.mark.long
 def test_a_read_that_takes_longer_than_the_deadline_is_not_the_last(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +158,7 @@ def shown_after_the_first_read(
     monkeypatch.setattr(EventReader, "records", records)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partition", [0, 2])
 def test_a_duplicate_does_not_stand_in_for_an_event_that_is_not_to_be_seen_yet(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, partition: int
@@ -170,6 +175,7 @@ def test_a_duplicate_does_not_stand_in_for_an_event_that_is_not_to_be_seen_yet(
     assert [row[0] for row in rows(pipeline)] == [1, 2]
 
 
+@pytest.mark.long
 def test_a_foreign_record_does_not_stand_in_for_an_event_that_is_not_to_be_seen_yet(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +192,7 @@ def test_a_foreign_record_does_not_stand_in_for_an_event_that_is_not_to_be_seen_
     assert [row[0] for row in rows(pipeline)] == [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [False, True], ids=["new to the tables", "left out"])
 def test_events_that_no_epoch_has_counted_are_read_once_kafka_shows_them(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, *, before: bool
@@ -220,6 +227,7 @@ def test_events_that_no_epoch_has_counted_are_read_once_kafka_shows_them(
     assert [row[0] for row in rows(pipeline)] == [1, 2]
 
 
+@pytest.mark.long
 def test_events_that_no_epoch_has_counted_and_that_are_stamped_later_are_read(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -240,6 +248,7 @@ def test_events_that_no_epoch_has_counted_and_that_are_stamped_later_are_read(
     assert [row[0] for row in rows(pipeline)] == [1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
 def test_a_table_is_made_anew_of_all_partitions_that_were_read(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
@@ -270,6 +279,7 @@ def test_a_table_is_made_anew_of_all_partitions_that_were_read(
     assert "no longer has the first events" in pipeline.apply().refused["public.items"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
 def test_a_table_that_was_left_out_gets_the_events_of_all_partitions_that_were_read(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
@@ -296,6 +306,7 @@ def test_a_table_that_was_left_out_gets_the_events_of_all_partitions_that_were_r
     assert [row[0] for row in rows(pipeline)] == [*range(6)]
 
 
+@pytest.mark.long
 def test_a_dropped_table_is_not_filled_from_a_topic_that_is_shorter_now(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

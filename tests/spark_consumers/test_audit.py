@@ -172,6 +172,7 @@ EQUAL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_audits_under_load_and_planted_differences(live: tuple[Pipeline, str]) -> None:
     pipeline, conninfo = live
@@ -278,6 +279,7 @@ def refusal(pipeline: Pipeline, conninfo: str) -> SlotbridgeError:
     return found.value
 
 
+@pytest.mark.long
 def test_what_is_not_judged_and_what_is_refused(
     live: tuple[Pipeline, str],
     pair: Provider,

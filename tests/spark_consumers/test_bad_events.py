@@ -16,7 +16,7 @@ ITEMS = SourceTable("items", {"id": ("int4", -1), "name": ("text", -1), "n": ("i
 LOG = SourceTable("log", {"n": ("int4", -1)}, key=(), identity="nothing")
 
 
-@pytest.mark.parametrize("kind", ["current", "history"])
+@pytest.mark.parametrize("kind", ["current", pytest.param("history", marks=pytest.mark.long)])
 def test_bad_events_are_put_aside_once_and_the_others_go_on(
     new_pipeline: NewPipeline, kind: str
 ) -> None:
@@ -52,6 +52,7 @@ def test_bad_events_are_put_aside_once_and_the_others_go_on(
     assert aside.where("value LIKE '%secret%'").count() == 1
 
 
+@pytest.mark.long
 def test_an_epoch_that_is_cut_larger_after_a_kill_puts_all_its_bad_events_aside(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def lose_a_delete(pipeline: Pipeline, *, refused: bool) -> None:
             t.delete(ITEMS, {"id": "one", "name": None, "n": None})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("refused", [True, False])
 def test_after_an_event_was_left_out_an_insert_replaces_the_row_of_its_key(
@@ -107,6 +109,7 @@ def test_after_an_event_was_left_out_an_insert_replaces_the_row_of_its_key(
     assert [tuple(row) for row in pipeline.rows("items", "id")] == [(1, "new", 3), (2, "old", 2)]
 
 
+@pytest.mark.long
 def test_a_table_made_anew_remembers_what_kafka_has_refused(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(on_dead_letter="report")
     two_rows(pipeline)
@@ -123,6 +126,7 @@ def test_a_table_made_anew_remembers_what_kafka_has_refused(new_pipeline: NewPip
     assert [row.id for row in pipeline.rows("items", "id")] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_an_event_at_the_place_and_lsn_of_another_one_is_put_aside_too(
     new_pipeline: NewPipeline, kafka: Broker
 ) -> None:
@@ -159,6 +163,7 @@ def test_an_event_at_the_place_and_lsn_of_another_one_is_put_aside_too(
     assert aside.where("value LIKE '%second%' OR value = 'nor this'").count() == 2
 
 
+@pytest.mark.long
 def test_the_quarantine_keeps_its_events_and_few_snapshots_and_files(
     new_pipeline: NewPipeline, warehouse: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_each_version_of_a_row_is_told_with_its_transaction(pipeline: Pipeline) 
     assert found[0].document()["row"]["day"] == "1970-01-02"
 
 
+@pytest.mark.long
 def test_a_row_that_is_not_there_is_an_error(pipeline: Pipeline) -> None:
     def refused(table: str, *key: str) -> str:
         with pytest.raises(SettingsError) as caught:

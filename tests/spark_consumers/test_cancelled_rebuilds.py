@@ -51,7 +51,7 @@ def assert_as_it_was(pipeline: Pipeline, damaged: list[tuple[Any, ...]]) -> None
     require_done(pipeline)
 
 
-@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize("parts", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_cancelled_rebuild_leaves_the_table_as_it_is(pipeline: Pipeline, parts: int) -> None:
     load(pipeline, 5)
     before = damage(pipeline)
@@ -68,6 +68,7 @@ def test_a_cancelled_rebuild_leaves_the_table_as_it_is(pipeline: Pipeline, parts
     require_done(pipeline)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "function"),
     [
@@ -108,6 +109,7 @@ def test_it_is_cancelled_in_the_middle_of_a_part_or_of_the_last_epoch(
     assert_as_it_was(pipeline, damaged)
 
 
+@pytest.mark.long
 def test_maintenance_frees_what_a_cancelled_rebuild_of_a_quiet_table_has_written(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -132,6 +134,7 @@ def data_files(pipeline: Pipeline) -> set[str]:
     return {row.file_path for row in frame.collect()}
 
 
+@pytest.mark.long
 def test_what_is_not_rebuilt_can_not_be_cancelled(pipeline: Pipeline) -> None:
     load(pipeline)
     operator = Operator(pipeline.spark, pipeline.settings)
@@ -145,6 +148,7 @@ def test_what_is_not_rebuilt_can_not_be_cancelled(pipeline: Pipeline) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parts", [0, 1])
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_parked_table_stays_parked_when_its_rebuild_is_cancelled(

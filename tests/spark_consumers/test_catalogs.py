@@ -110,6 +110,7 @@ def test_tables_in_a_postgresql_catalog(
     assert sorted(names) == [("_epochs",), ("things",)]
 
 
+@pytest.mark.long
 def test_tables_in_a_rest_catalog(
     spark: SparkSession, rest_uri: str, new_pipeline: NewPipeline, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ class Gateway:
         self._server.server_close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", [404, 405, 501])
 def test_a_rest_catalog_without_transactions_gets_one_table_after_the_other(
     spark: SparkSession, rest_uri: str, new_pipeline: NewPipeline, answer: int
@@ -203,6 +205,7 @@ def test_a_rest_catalog_without_transactions_gets_one_table_after_the_other(
     assert [line["log_level"] for line in told] == ["warning"]
 
 
+@pytest.mark.long
 def test_where_tables_are_committed_one_by_one_an_overtaken_writer_records_no_epoch(
     spark: SparkSession,
     rest_uri: str,
@@ -242,6 +245,7 @@ def test_where_tables_are_committed_one_by_one_an_overtaken_writer_records_no_ep
         assert [row.id for row in pipeline.rows("things")] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ordered",
     [lambda told: told[::-1], lambda told: [*told[-1:], *told[:-1]]],
@@ -277,6 +281,7 @@ def test_what_is_written_is_adopted_whole_in_whichever_order_a_rest_catalog_tell
         assert [row["name"] for row in pipeline.rows("things")] == ["changed again"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [0, 503])
 def test_a_rest_catalog_that_may_have_committed_is_never_taken_for_one_without_transactions(
     spark: SparkSession, rest_uri: str, new_pipeline: NewPipeline, first: int
@@ -306,6 +311,7 @@ def test_a_rest_catalog_that_may_have_committed_is_never_taken_for_one_without_t
         assert [row.id for row in pipeline.rows("things")] == [1, 2]
 
 
+@pytest.mark.long
 def test_a_warehouse_in_object_storage(
     spark: SparkSession, storage: ObjectStorage, new_pipeline: NewPipeline, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.events import UNAVAILABLE
@@ -60,6 +61,7 @@ def test_a_value_that_is_the_placeholder_is_stored_where_the_bridge_names_it(
         assert found(changes.row_changes(given, [SHAPE], unavailable=False)) == [expected]
 
 
+@pytest.mark.long
 def test_an_old_row_with_the_text_of_the_placeholder_is_kept_as_it_was(
     spark: SparkSession,
 ) -> None:
@@ -107,6 +109,7 @@ def test_an_unavailable_value_comes_from_the_same_row_only(spark: SparkSession) 
     ]
 
 
+@pytest.mark.long
 def test_the_summary_tells_what_an_epoch_brings(spark: SparkSession) -> None:
     given = events(
         spark,

@@ -159,6 +159,7 @@ def test_killed_anywhere_a_checkpoint_is_taken_only_where_the_tables_agree(
     case.run("taken")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_an_epoch_that_was_begun_is_made_again_of_many_small_batches(case: Case) -> None:
     case.publish()
@@ -199,6 +200,7 @@ def restored(pipeline: Pipeline) -> Iterator[Callable[[], None]]:
         found.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_tables_restored_from_before_the_checkpoint_lose_nothing(case: Case) -> None:
     case.publish()

@@ -96,6 +96,7 @@ def lines(out: Path, begin: str = '{"epoch"') -> list[dict[str, Any]]:
     return [json.loads(x) for x in out.read_text("utf-8").splitlines() if x.startswith(begin)]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills_wanted", [1, 2])
 def test_spark_submit_runs_the_same_job_on_two_workers_that_lose_executors(

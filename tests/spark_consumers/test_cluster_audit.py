@@ -131,6 +131,7 @@ def config_of(pipeline: Pipeline, conninfo: str, folder: Path) -> Path:
     return config
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_executors_that_do_not_see_the_drivers_folder_name_planted_differences(
     followed: tuple[Pipeline, str], cluster: Cluster, pair: Provider, tmp_path: Path

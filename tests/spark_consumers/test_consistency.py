@@ -80,6 +80,7 @@ def script() -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("seconds", "large_ones"), [(4, 1), (8, 3)], ids=["short", "long"])
 def test_sums_agree_at_every_epoch_while_transfers_go_on(

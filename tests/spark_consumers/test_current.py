@@ -76,6 +76,7 @@ def test_the_last_change_of_a_row_wins_within_and_across_batches(pipeline: Pipel
     ]
 
 
+@pytest.mark.long
 def test_without_the_ledger_the_tables_tell_what_they_have(pipeline: Pipeline) -> None:
     publisher = pipeline.publisher
     publisher.announce(ITEMS, HISTORY)
@@ -104,7 +105,7 @@ def test_without_the_ledger_the_tables_tell_what_they_have(pipeline: Pipeline) -
     assert pipeline.snapshots("items") == written + 1, "it was read too: nothing told what it lacks"
 
 
-@pytest.mark.parametrize("tables", [1, 2])
+@pytest.mark.parametrize("tables", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_epoch_that_some_tables_have_is_made_again_for_the_others(
     new_pipeline: NewPipeline, tables: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_truncate_takes_older_rows_of_all_partitions_with_it(pipeline: Pipelin
     assert [row[0] for row in rows(pipeline)] == [5, 6]
 
 
+@pytest.mark.long
 def test_a_truncate_empties_what_earlier_batches_brought(pipeline: Pipeline) -> None:
     publisher = pipeline.publisher
     publisher.announce(ITEMS, HISTORY)
@@ -207,6 +209,7 @@ def test_an_unchanged_out_of_line_value_is_kept(pipeline: Pipeline) -> None:
     assert rows(pipeline) == [(1, "x", "long"), (2, "z", None), (3, "y", "inserted")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [
@@ -230,6 +233,7 @@ def test_a_users_text_that_looks_like_the_placeholder_is_stored(
     assert rows(pipeline) == [(1, "x", text)]
 
 
+@pytest.mark.long
 def test_a_changed_key_without_its_out_of_line_value_is_refused(pipeline: Pipeline) -> None:
     publisher = pipeline.publisher
     publisher.announce(ITEMS)
@@ -260,6 +264,7 @@ def test_a_value_that_does_not_fit_is_named_and_never_null(pipeline: Pipeline) -
     assert "secret" not in str(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["no JSON", "{}", json.dumps({"op": "x", "source": {}})])
 def test_a_record_that_is_not_an_event_is_refused(pipeline: Pipeline, value: str) -> None:
     pipeline.publisher.announce(ITEMS)
@@ -269,6 +274,7 @@ def test_a_record_that_is_not_an_event_is_refused(pipeline: Pipeline, value: str
         pipeline.apply()
 
 
+@pytest.mark.long
 def test_an_update_of_a_table_without_a_key_is_refused(pipeline: Pipeline) -> None:
     full = SourceTable("full", {"a": ("int4", -1), "b": ("text", -1)}, key=(), identity="full")
     pipeline.publisher.announce(full)
@@ -298,6 +304,7 @@ def test_a_key_of_all_columns(pipeline: Pipeline) -> None:
     assert [tuple(row) for row in pipeline.rows("link")] == [(1, "y")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "row",
     [{**item(1), "surprise": 1}, {"id": 1, "name": "n"}, {"id": 1, "name": "n", "bady": "b"}],
@@ -315,6 +322,7 @@ def test_an_event_whose_fields_are_not_the_tables_is_refused(
     assert error.subject.endswith(".public.items, partition 1, offset 0")
 
 
+@pytest.mark.long
 def test_two_source_tables_never_share_an_iceberg_table(pipeline: Pipeline) -> None:
     one = SourceTable("a__b", {"id": ("int4", -1)})
     two = SourceTable("b", {"id": ("int4", -1)}, schema="a")
@@ -344,7 +352,9 @@ def test_names_that_sql_would_misread(pipeline: Pipeline) -> None:
     assert [tuple(row) for row in pipeline.rows("We_ird__drop", "Id")] == [(1, 3, "k", "v")]
 
 
-@pytest.mark.parametrize(("events_max", "large"), [(7, True), (1000, False)])
+@pytest.mark.parametrize(
+    ("events_max", "large"), [(7, True), pytest.param(1000, False, marks=pytest.mark.long)]
+)
 def test_any_cut_leads_to_the_same_rows(
     new_pipeline: NewPipeline, events_max: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +383,11 @@ def test_any_cut_leads_to_the_same_rows(
     assert rows(pipeline) == [tuple(row.values()) for _, row in sorted(truth.items())]
 
 
-@pytest.mark.parametrize("epoch_each", [True, False], ids=["an epoch each", "one epoch"])
+@pytest.mark.parametrize(
+    "epoch_each",
+    [pytest.param(True, marks=pytest.mark.long), False],
+    ids=["an epoch each", "one epoch"],
+)
 def test_rows_of_a_snapshot_give_way_to_later_changes(pipeline: Pipeline, epoch_each: bool) -> None:
     """A chunk may show the next transaction, whose inserts come again: no key has two rows."""
     publisher = pipeline.publisher

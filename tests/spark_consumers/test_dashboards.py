@@ -3,6 +3,8 @@
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from services.testbed.ports import free_port
 from tests.chart.dashboards import queries
 from tests.providers.prometheus import prometheus
@@ -11,6 +13,7 @@ from tests.spark_consumers.conftest import NewPipeline
 from tests.spark_consumers.test_job import ONE, Running, insert
 
 
+@pytest.mark.long
 def test_every_query_is_answered(new_pipeline: NewPipeline, tmp_path: Path) -> None:
     port = free_port()
     pipeline = new_pipeline(http_port=port)

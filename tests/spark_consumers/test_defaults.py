@@ -119,6 +119,7 @@ def source(
     yield made
 
 
+@pytest.mark.long
 def test_defaults_of_every_type_are_in_the_tables(source: Source) -> None:
     added = ", ".join(f"ADD {name} DEFAULT {value}" for name, value in DEFAULTS.items())
     for name in NAMES:
@@ -156,6 +157,7 @@ def audit(source: Source) -> None:
     ]
 
 
+@pytest.mark.long
 def test_what_the_wal_lacks_comes_with_a_snapshot(source: Source) -> None:
     """A volatile default, and another type by USING."""
     source.run(
@@ -177,6 +179,7 @@ def test_what_the_wal_lacks_comes_with_a_snapshot(source: Source) -> None:
     assert source.differing() == ["public.versions"]
 
 
+@pytest.mark.long
 def test_what_is_not_certain_is_not_told(source: Source) -> None:
     """The catalog is read when the bridge comes to the change, which may be long after it."""
     assert source.bridge.stop() == 0, source.bridge.output

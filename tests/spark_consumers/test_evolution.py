@@ -86,6 +86,7 @@ def test_a_dropped_column_is_kept_and_one_of_its_name_is_another(pipeline: Pipel
     ]
 
 
+@pytest.mark.long
 def test_another_type_stops_it_or_gets_a_column_of_its_own(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline()
     start(pipeline)
@@ -103,6 +104,7 @@ def test_another_type_stops_it_or_gets_a_column_of_its_own(new_pipeline: NewPipe
     ]
 
 
+@pytest.mark.long
 def test_a_change_in_the_middle_of_a_transaction(pipeline: Pipeline) -> None:
     start(pipeline)
     renamed = table({"id": ("int4", -1), "title": ("text", -1), "n": ("int8", -1)})
@@ -119,6 +121,7 @@ def test_a_change_in_the_middle_of_a_transaction(pipeline: Pipeline) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["current", "history", "changelog"])
 def test_a_table_that_is_made_anew_under_its_name(new_pipeline: NewPipeline, kind: str) -> None:
     pipeline = new_pipeline(rules={"public.items": {"kind": kind}})
@@ -136,6 +139,7 @@ def test_a_table_that_is_made_anew_under_its_name(new_pipeline: NewPipeline, kin
     assert frame.count() == {"current": 2, "history": 4, "changelog": 4}[kind]
 
 
+@pytest.mark.long
 def test_a_column_whose_name_has_a_dot_comes_later(pipeline: Pipeline) -> None:
     start(pipeline)
     dotted = table({**BEFORE, "a.b": ("text", -1)})
@@ -151,6 +155,7 @@ def test_a_column_whose_name_has_a_dot_comes_later(pipeline: Pipeline) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["_pos", "_row_id"])
 def test_a_name_that_iceberg_needs_is_refused_until_it_is_renamed(
     new_pipeline: NewPipeline, name: str

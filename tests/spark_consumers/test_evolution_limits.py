@@ -60,6 +60,7 @@ def test_a_table_whose_new_columns_iceberg_refuses_is_parked(new_pipeline: NewPi
     assert (ids(pipeline, "items"), columns(pipeline)) == ([1], [*BEFORE])
 
 
+@pytest.mark.long
 def test_a_table_that_iceberg_refuses_to_make_is_parked(new_pipeline: NewPipeline) -> None:
     rules = {NAME: {"partition": ["bucket(4, n)"]}}
     pipeline = new_pipeline(on_refused_table="park", rules=rules)
@@ -69,6 +70,7 @@ def test_a_table_that_iceberg_refuses_to_make_is_parked(new_pipeline: NewPipelin
     assert ids(pipeline, "good") == [1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alter", ["ADD PARTITION FIELD bucket(4, n)", "WRITE ORDERED BY n"])
 def test_a_column_that_iceberg_needs_is_not_dropped_and_parks_the_table(
     new_pipeline: NewPipeline, alter: str
@@ -85,6 +87,7 @@ def test_a_column_that_iceberg_needs_is_not_dropped_and_parks_the_table(
     assert columns(pipeline) == [*BEFORE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["park", "kill"])
 def test_a_column_is_dropped_in_the_commit_that_brings_the_epoch(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, way: str
@@ -112,6 +115,7 @@ def test_a_column_is_dropped_in_the_commit_that_brings_the_epoch(
         assert ids(pipeline, "items") == [1, 2]
 
 
+@pytest.mark.long
 def test_a_column_of_the_dropped_one_s_name_takes_its_place_in_the_same_commit(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +134,7 @@ def test_a_column_of_the_dropped_one_s_name_takes_its_place_in_the_same_commit(
     assert [row.n for row in pipeline.rows("items")] == [None, None, "three"]
 
 
+@pytest.mark.long
 def test_a_change_that_iceberg_refuses_stops_all_where_that_is_wanted(
     new_pipeline: NewPipeline,
 ) -> None:

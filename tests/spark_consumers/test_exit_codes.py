@@ -111,6 +111,7 @@ def away(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) ->
     return Operator(session_beside(spark, tables), settings)
 
 
+@pytest.mark.long
 def test_a_catalog_that_is_down_is_unreachable(
     away: Operator, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_catalog_that_is_down_is_unreachable(
         assert "catalog" in told and "Traceback" not in told
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("any_table_is_large")
 def test_files_of_a_table_that_spreads_them_over_folders(new_pipeline: NewPipeline) -> None:
     properties = {"write.object-storage.enabled": "true"}
@@ -168,6 +170,7 @@ class _Shared:
         pass
 
 
+@pytest.mark.long
 def test_a_comparison_that_judged_nothing_is_not_judged(
     changelog: tuple[Pipeline, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +227,7 @@ def test_a_schedule_goes_on_whatever_an_audit_fails_with() -> None:
     assert "KeyError" in str(found[0]) and "value" not in str(found[0])
 
 
+@pytest.mark.long
 def test_audits_beside_the_epochs_survive_what_nobody_expects(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +244,7 @@ def test_audits_beside_the_epochs_survive_what_nobody_expects(
         eventually(lambda: len(calls) > 2, what="audits go on")
 
 
+@pytest.mark.long
 def test_results_that_a_newer_release_has_recorded_are_read(pipeline: Pipeline) -> None:
     spark, log = pipeline.spark, AuditLog(pipeline.runner.namespace)
     log.record(spark, {"public.a": AuditResult(7, 8, 0)})
@@ -266,6 +271,7 @@ def failing(
     yield ["audit", "--config", str(config), "--repeat", "0s"]
 
 
+@pytest.mark.long
 def test_audits_that_all_failed_end_with_the_last_ones_code(failing: list[str]) -> None:
     done = CliRunner().invoke(command.app, failing)
     assert done.exit_code == ExitCode.LOCKED, done.output

@@ -50,7 +50,7 @@ def as_of_equal(pipeline: Pipeline) -> None:
         assert found.equal, found.line()
 
 
-@pytest.mark.parametrize("key_index", [False, True])
+@pytest.mark.parametrize("key_index", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_rows_that_were_there_get_the_value(new_pipeline: NewPipeline, *, key_index: bool) -> None:
     pipeline = new_pipeline(key_index=key_index)
     start(pipeline)
@@ -68,12 +68,14 @@ def test_rows_that_were_there_get_the_value(new_pipeline: NewPipeline, *, key_in
     as_of_equal(pipeline)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("any_table_is_large")
 @pytest.mark.parametrize("key_index", [False, True])
 def test_large_tables_too(new_pipeline: NewPipeline, *, key_index: bool) -> None:
     test_rows_that_were_there_get_the_value(new_pipeline, key_index=key_index)
 
 
+@pytest.mark.long
 def test_every_version_of_a_history_gets_it_and_no_event_of_a_changelog(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -97,6 +99,7 @@ def test_every_version_of_a_history_gets_it_and_no_event_of_a_changelog(
     assert [row.c for row in table.collect()] == [None, None, None, None, None, 8]
 
 
+@pytest.mark.long
 def test_versions_of_a_history_get_it_where_the_epoch_truncates(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(rules={"public.items": {"kind": "history"}})
     start(pipeline)
@@ -111,6 +114,7 @@ def test_versions_of_a_history_get_it_where_the_epoch_truncates(new_pipeline: Ne
     as_of_equal(pipeline)
 
 
+@pytest.mark.long
 def test_a_transaction_that_adds_the_column_and_a_rebuild(pipeline: Pipeline) -> None:
     start(pipeline)
     with pipeline.publisher.transaction() as t:
@@ -132,6 +136,7 @@ def test_a_transaction_that_adds_the_column_and_a_rebuild(pipeline: Pipeline) ->
     assert rows(pipeline) == [*expected, (7, "7", 7, None)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["fills.fill", "current.merge", "staging.Staging.adopt"])
 def test_a_kill_on_the_way(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """The columns are there already, and only a property tells that rows lack their values."""
@@ -154,6 +159,7 @@ def test_a_kill_on_the_way(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, 
     assert rows(pipeline) == [*WIDENED, (9, "9", 2**40, "e")]
 
 
+@pytest.mark.long
 def test_null_if_the_settings_say_so(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(on_column_default="null")
     start(pipeline)
@@ -166,6 +172,7 @@ def test_null_if_the_settings_say_so(new_pipeline: NewPipeline) -> None:
     assert "slottables rebuild --table public.items" in warning["hint"]
 
 
+@pytest.mark.long
 def test_null_stops_a_fill_that_is_on_its_way(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +196,7 @@ def test_null_stops_a_fill_that_is_on_its_way(
     )
 
 
+@pytest.mark.long
 def test_what_no_event_tells_is_logged(pipeline: Pipeline) -> None:
     start(pipeline)
     columns = {"id": ("int8", -1), "name": ("text", -1), "u": ("uuid", -1)}
@@ -203,6 +211,7 @@ def test_what_no_event_tells_is_logged(pipeline: Pipeline) -> None:
     assert "slotbridge snapshot start public.items" in warning["hint"]
 
 
+@pytest.mark.long
 def test_a_value_that_does_not_fit_is_logged(pipeline: Pipeline) -> None:
     start(pipeline)
     columns = {**BEFORE, "c": ("numeric", (4 << 16) + 4 + 2)}
@@ -216,6 +225,7 @@ def test_a_value_that_does_not_fit_is_logged(pipeline: Pipeline) -> None:
     assert any("does not fit" in line["event"] for line in told)
 
 
+@pytest.mark.long
 def test_sums_of_a_column_count_what_rows_got(new_pipeline: NewPipeline) -> None:
     sums = {"total": {"source": "public.items", "group_by": ["name"], "sums": {"of_id": "id"}}}
     pipeline = new_pipeline(sums=sums)
@@ -226,6 +236,7 @@ def test_sums_of_a_column_count_what_rows_got(new_pipeline: NewPipeline) -> None
     assert [(row.name, row.of_id) for row in found] == [("one", 1), ("two", 2), ("3", 3), ("4", 4)]
 
 
+@pytest.mark.long
 def test_a_parked_table_gets_it_under_the_column_s_later_name(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(on_refused_table="park")
     start(pipeline)

@@ -130,6 +130,7 @@ def followed(
     return Followed(conninfo, topic_prefix, new_bridge, new_pipeline)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("form", "again"), [("avro", False), *((form, True) for form in FORMATS)])
 def test_all_types_and_changes_are_in_the_tables(
@@ -206,6 +207,7 @@ def write_raw(kafka: KafkaSettings, topic: str, *values: bytes) -> None:
     assert producer.flush(30) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMATS)
 def test_records_that_can_not_be_read_are_named_and_put_aside(
     followed: Followed, schemas: Registry, form: str
@@ -237,6 +239,7 @@ def test_records_that_can_not_be_read_are_named_and_put_aside(
         assert "AH////91bmtub3du" in aside[0].value  # its bytes
 
 
+@pytest.mark.long
 def test_a_registry_that_fails_is_waited_for_and_nothing_is_lost(
     followed: Followed, tmp_path: Path
 ) -> None:
@@ -261,6 +264,7 @@ def test_a_registry_that_fails_is_waited_for_and_nothing_is_lost(
         assert [row.id for row in pipeline.rows("t")] == [1]
 
 
+@pytest.mark.long
 def test_the_registrys_password_is_in_no_plan(
     pipeline: Pipeline, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_query_that_hangs_is_told_from_an_epoch_that_works(
     assert probe(port, "/readyz") == (503, "no: `slottables run` has ended")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work", ["publish", "maintain"])
 def test_steps_of_many_tables_that_neither_spark_nor_python_works_on_keep_it_healthy(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, work: str
@@ -200,6 +201,7 @@ def test_steps_of_many_tables_that_neither_spark_nor_python_works_on_keep_it_hea
     assert seen == {(200, "ok")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("watched", [IDLE_MS], indirect=True)
 def test_an_idle_query_stays_healthy_and_a_failed_epoch_is_not_ready(
     watched: tuple[Pipeline, int], monkeypatch: pytest.MonkeyPatch
@@ -233,6 +235,7 @@ def test_an_idle_query_stays_healthy_and_a_failed_epoch_is_not_ready(
     assert sum(report.transactions for report in running.reports) == 2
 
 
+@pytest.mark.long
 def test_each_table_tells_its_lsn_and_its_seconds(watched: tuple[Pipeline, int]) -> None:
     pipeline, port = watched
     insert(pipeline, ONE, 1)

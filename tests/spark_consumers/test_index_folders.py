@@ -83,6 +83,7 @@ def configure(pipeline: Pipeline, **values: object) -> None:
     pipeline.settings = pipeline.settings.model_copy(update={"tables": tables})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("any_table_is_large")
 def test_indexes_of_tables_that_are_gone_or_not_followed_are_removed(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch

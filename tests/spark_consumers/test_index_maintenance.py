@@ -58,6 +58,7 @@ def meet(patch: pytest.MonkeyPatch, place: Any, name: str, pipeline: Pipeline) -
     patch.setattr(place, name, met)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("any_table_is_large")
 def test_maintenance_of_another_process_leaves_rows_right(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.long
 def test_a_full_disk_leads_to_the_way_without_the_index(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_full_disk_leads_to_the_way_without_the_index(
     assert not list(folder(pipeline).glob("*"))
 
 
+@pytest.mark.long
 def test_a_folder_that_cannot_be_made_leads_to_the_way_without_the_index(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +116,7 @@ def test_an_index_with_a_torn_file_is_made_anew(pipeline: Pipeline) -> None:
     assert items(pipeline) == "bccaa"
 
 
+@pytest.mark.long
 def test_a_key_with_null_that_somebody_else_writes(pipeline: Pipeline) -> None:
     filled(pipeline)
     pipeline.spark.sql(f"INSERT INTO {pipeline.identifier('items')} VALUES (NULL, 'z', 0, 0)")
@@ -121,6 +124,7 @@ def test_a_key_with_null_that_somebody_else_writes(pipeline: Pipeline) -> None:
     assert sorted(items(pipeline)) == sorted("zbccaa")
 
 
+@pytest.mark.long
 def test_a_table_that_was_refused_costs_nothing_more(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +138,7 @@ def test_a_table_that_was_refused_costs_nothing_more(
     assert items(pipeline) == "cdccc"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restarted", ["never", "before", "after"])
 def test_maintenance_and_a_restart_leave_the_index(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, restarted: str
@@ -154,6 +159,7 @@ def test_maintenance_and_a_restart_leave_the_index(
     fold.require()
 
 
+@pytest.mark.long
 def test_an_index_that_a_kill_leaves_behind_its_table_follows(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +177,7 @@ def test_an_index_that_a_kill_leaves_behind_its_table_follows(
     assert items(pipeline) == "bcdda"
 
 
+@pytest.mark.long
 def test_epochs_that_only_append_are_followed(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +192,7 @@ def test_epochs_that_only_append_are_followed(
     assert items(pipeline) == "bcaaaaca"
 
 
+@pytest.mark.long
 def test_an_index_is_bounded_by_its_table(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def ways(pipeline: Pipeline) -> dict[str, str]:
     return {name: table.way for name, table in pipeline.apply().tables.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_index_stays_true_through_any_cut_kill_or_compaction(
     pipeline: Pipeline, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +177,7 @@ def items(pipeline: Pipeline) -> str:
     return "".join(row.v for row in pipeline.rows("items"))
 
 
+@pytest.mark.long
 def test_what_somebody_else_does_to_a_table_is_followed(pipeline: Pipeline) -> None:
     filled(pipeline)
     identifier = pipeline.identifier("items")
@@ -196,6 +198,7 @@ def test_what_somebody_else_does_to_a_table_is_followed(pipeline: Pipeline) -> N
     assert items(pipeline) == "cdda"
 
 
+@pytest.mark.long
 def test_an_index_that_is_lost_under_way_is_made_anew(pipeline: Pipeline) -> None:
     filled(pipeline)
     shutil.rmtree(Path(pipeline.tables.warehouse) / INDEXES)
@@ -206,6 +209,7 @@ def test_an_index_that_is_lost_under_way_is_made_anew(pipeline: Pipeline) -> Non
     assert items(pipeline) == "bcddae"
 
 
+@pytest.mark.long
 def test_an_index_is_taken_again_by_the_next_run(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +220,7 @@ def test_an_index_is_taken_again_by_the_next_run(
     assert items(pipeline) == "bccaa"
 
 
+@pytest.mark.long
 def test_what_the_index_does_not_cover_goes_the_way_without_it(pipeline: Pipeline) -> None:
     publisher = pipeline.publisher
     publisher.announce(ITEMS, REALS)
@@ -242,6 +247,7 @@ def test_what_the_index_does_not_cover_goes_the_way_without_it(pipeline: Pipelin
     assert items(pipeline) == "c"
 
 
+@pytest.mark.long
 def test_a_table_that_is_made_anew_has_another_key(pipeline: Pipeline) -> None:
     columns = {"id": ("int4", -1), "code": ("int4", -1), "v": ("text", -1)}
     first = SourceTable("items", columns, key=("id",), oid=1)
@@ -261,6 +267,7 @@ def test_a_table_that_is_made_anew_has_another_key(pipeline: Pipeline) -> None:
     assert "".join(row.v for row in pipeline.rows("items", "code")) == "bca"
 
 
+@pytest.mark.long
 def test_a_second_row_of_a_key_that_somebody_else_writes_is_noticed(pipeline: Pipeline) -> None:
     filled(pipeline)
     identifier = pipeline.identifier("items")
@@ -273,6 +280,7 @@ def test_a_second_row_of_a_key_that_somebody_else_writes_is_noticed(pipeline: Pi
     assert "a key has more than one row" in told["reason"]
 
 
+@pytest.mark.long
 def test_a_second_writer_does_without_the_index(
     pipeline: Pipeline, new_pipeline: NewPipeline
 ) -> None:
@@ -287,6 +295,7 @@ def test_a_second_writer_does_without_the_index(
     assert items(pipeline) == "bcdea"
 
 
+@pytest.mark.long
 def test_a_value_that_does_not_fit_is_named(pipeline: Pipeline) -> None:
     filled(pipeline)
     with pipeline.publisher.transaction() as t:
@@ -299,6 +308,7 @@ def test_a_value_that_does_not_fit_is_named(pipeline: Pipeline) -> None:
     assert items(pipeline) == "bbaaa"
 
 
+@pytest.mark.long
 def test_a_collision_of_hashes_takes_no_other_row(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

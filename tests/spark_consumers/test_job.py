@@ -145,6 +145,7 @@ def test_metrics_tell_where_the_tables_are(new_pipeline: NewPipeline) -> None:
         assert values[f"slottables_{name}"] == 0
 
 
+@pytest.mark.long
 def test_the_status_after_a_start_is_that_of_the_last_epoch(new_pipeline: NewPipeline) -> None:
     """Also if no transaction comes any more."""
     pipeline = new_pipeline(http_port=free_port())
@@ -169,6 +170,7 @@ def test_the_status_after_a_start_is_that_of_the_last_epoch(new_pipeline: NewPip
     assert status.events_since_start == {"public.one": 0}
 
 
+@pytest.mark.long
 def test_only_the_configured_tables_and_a_refused_record_ends_it(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(tables=("public.one", "public.three"))
     pipeline.publisher.announce(ONE, TWO)
@@ -198,6 +200,7 @@ def test_it_stops_between_two_batches_under_load(pipeline: Pipeline) -> None:
     assert len(pipeline.rows("one")) == taken
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("said", "told"),
     [("CommitFailedException: the table has changed", "another writer"), (LOST[0], "executors")],
@@ -252,6 +255,7 @@ def make_again(pipeline: Pipeline, name: str) -> None:
     pipeline.publisher.announce()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_transaction_topic_that_was_made_again_is_refused(
     pipeline: Pipeline, *, restart: bool
@@ -272,6 +276,7 @@ def test_a_transaction_topic_that_was_made_again_is_refused(
     assert [row["id"] for row in pipeline.rows("three")] == [1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("topic", "restart"), [(schema_topic, False), (dead_topic, True), (divergence_topic, True)]
 )
@@ -307,6 +312,7 @@ def test_a_small_topic_that_was_made_again_is_refused(
     assert [row["id"] for row in pipeline.rows("three")] == [1]
 
 
+@pytest.mark.long
 def test_other_readers_refuse_a_small_topic_that_was_made_again(pipeline: Pipeline) -> None:
     """They know its former id from the record of epochs, as `run` does."""
     spark, settings, prefix = pipeline.spark, pipeline.settings, pipeline.kafka.topic_prefix
@@ -350,6 +356,7 @@ def test_other_readers_refuse_a_small_topic_that_was_made_again(pipeline: Pipeli
     assert compared.not_judged.endswith(f"{schema_topic(prefix)} does not tell its columns then")
 
 
+@pytest.mark.long
 def test_a_transaction_topic_whose_id_is_not_known_is_told_as_not_judged(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +376,7 @@ def test_a_transaction_topic_whose_id_is_not_known_is_told_as_not_judged(
     ]
 
 
+@pytest.mark.long
 def test_a_transaction_topic_that_kafka_does_not_show_may_come_again(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(THREE)
     topic = TransactionTopic(pipeline.kafka, TopicOffsets(pipeline.kafka), lambda _: True)

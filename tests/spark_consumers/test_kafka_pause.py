@@ -30,6 +30,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark_consumers.epochs.stream._LOOK_EVERY_S", 0.2)
 
 
+@pytest.mark.long
 def test_a_run_outlasts_a_pause_of_kafka(kafka: KafkaBroker, pipeline: Pipeline) -> None:
     """Whatever asks Kafka beside the epochs says so, and goes on."""
     pipeline.publisher.announce(ONE)
@@ -53,6 +54,7 @@ def test_a_run_outlasts_a_pause_of_kafka(kafka: KafkaBroker, pipeline: Pipeline)
     assert len(pipeline.rows("one")) == 2
 
 
+@pytest.mark.long
 def test_a_request_is_repeated_with_patience_alone(kafka: KafkaBroker, pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ONE)
     once, again = TopicOffsets(pipeline.kafka), TopicOffsets(pipeline.kafka, patience_s=300)

@@ -67,7 +67,7 @@ LIVES = [
 ]
 
 
-@pytest.mark.parametrize("epoch_each", [True, False])
+@pytest.mark.parametrize("epoch_each", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_history_has_every_version(new_pipeline: NewPipeline, epoch_each: bool) -> None:
     pipeline = new_pipeline(rules={"public.items": {"kind": "history"}})
     publish_lives(pipeline, epoch_each=epoch_each)
@@ -130,6 +130,7 @@ def test_columns_are_chosen_and_renamed_and_tables_partitioned_and_sorted(
     assert {row.partition.title_trunc for row in partitions} == {"n", "m"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [

@@ -4,13 +4,14 @@ import pytest
 
 from schemas.events import UNAVAILABLE
 from spark_consumers.iceberg import catalog, staging
+from tests.marks import long_but
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_current import ITEMS, item, rows
 
 pytestmark = pytest.mark.usefixtures("any_table_is_large")
 
 
-@pytest.fixture(params=[False, True], ids=["scan", "index"])
+@pytest.fixture(params=long_but(True, [False, True]), ids=["scan", "index"])
 def pipeline(new_pipeline: NewPipeline, request: pytest.FixtureRequest) -> Pipeline:
     """The rows that change are found by a scan of the keys, or by the index."""
     return new_pipeline(key_index=request.param)
@@ -31,6 +32,7 @@ def branches(pipeline: Pipeline) -> list[str]:
     return [row.name for row in frame.collect() if row.name.startswith(staging.BRANCH)]
 
 
+@pytest.mark.long
 def test_unchanged_values_and_truncates(pipeline: Pipeline) -> None:
     publisher = pipeline.publisher
     filled(pipeline)
@@ -75,6 +77,7 @@ def test_rows_change_places_in_one_step(pipeline: Pipeline) -> None:
     assert rows(pipeline) == []
 
 
+@pytest.mark.long
 def test_killed_between_its_commits(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(pipeline)
     before = rows(pipeline)
@@ -94,6 +97,7 @@ def test_killed_between_its_commits(pipeline: Pipeline, monkeypatch: pytest.Monk
     assert not branches(pipeline)
 
 
+@pytest.mark.long
 def test_a_large_table_stays_large(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 2**30)
     monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_ROWS_MAX", 8)
@@ -112,6 +116,7 @@ def killed(*_: object, **__: object) -> None:
     raise RuntimeError("killed")
 
 
+@pytest.mark.long
 def test_rows_of_a_snapshot_and_inserts_of_them(pipeline: Pipeline) -> None:
     filled(pipeline)
     with pipeline.publisher.transaction() as t:

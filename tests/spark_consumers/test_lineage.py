@@ -56,6 +56,7 @@ def receiver(*, frozen: bool = False) -> Iterator[tuple[str, list[dict[str, Any]
             thread.join()
 
 
+@pytest.mark.long
 def test_each_table_of_an_epoch_is_a_run_from_its_topic_to_its_files(
     new_pipeline: NewPipeline, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

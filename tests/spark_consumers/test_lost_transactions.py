@@ -27,6 +27,7 @@ from tests.spark_consumers.test_without_record import (
 ITEMS = SourceTable("items", {"id": ("int4", -1), "b": ("int4", -1)})
 
 
+@pytest.mark.long
 def test_sums_have_the_epoch_behind_one_that_can_not_be_made_again(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -58,6 +59,7 @@ def test_sums_have_the_epoch_behind_one_that_can_not_be_made_again(
     assert [tuple(row) for row in sums] == [(1, 31, 5)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["beside a quiet table", "left out", "without a record"])
 def test_what_nobody_has_counted_of_a_table_that_is_parked_is_not_judged(
     new_pipeline: NewPipeline, lost: str
@@ -126,6 +128,7 @@ def test_transactions_that_end_before_a_table_are_refused(new_pipeline: NewPipel
         pipeline.apply()
 
 
+@pytest.mark.long
 def test_a_gap_between_a_table_and_the_next_transaction_is_refused(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_gap_between_a_table_and_the_next_transaction_is_refused(
         pipeline.apply()
 
 
+@pytest.mark.long
 def test_an_epoch_that_is_still_to_be_made_again_is_told_though_run_ends_before_the_deadline(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -154,6 +158,7 @@ def test_an_epoch_that_is_still_to_be_made_again_is_told_though_run_ends_before_
         pipeline.stream(idle_s=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_one_lsn", [False, True])
 def test_waits_get_no_answer_before_the_tables_are_read_again(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, *, at_one_lsn: bool

@@ -48,6 +48,7 @@ def accounts(pipeline: Pipeline) -> list[tuple[object, ...]]:
     return [tuple(row) for row in pipeline.rows("accounts", "id")]
 
 
+@pytest.mark.long
 def test_sums_are_kept_by_changes_with_what_is_gone_taken_off(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def test_sums_are_kept_by_changes_with_what_is_gone_taken_off(
     assert pipeline.spark.table(pipeline.identifier("balances")).collect() == [(7, 70, 1)]
 
 
+@pytest.mark.long
 def test_a_table_is_made_anew_from_kafka_while_the_old_one_is_there(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_table_is_made_anew_from_kafka_while_the_old_one_is_there(
     assert len(pipeline.rows("moves")) == moves + 1
 
 
+@pytest.mark.long
 def test_an_idle_table_is_made_anew_without_a_restart(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ACCOUNTS, MOVES)
     truth = load(pipeline)
@@ -135,6 +138,7 @@ def test_an_idle_table_is_made_anew_without_a_restart(pipeline: Pipeline) -> Non
     assert accounts(pipeline) == expected
 
 
+@pytest.mark.long
 def test_nothing_is_asked_of_tables_where_one_name_is_refused(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ACCOUNTS, MOVES)
     with pipeline.publisher.transaction() as t:
@@ -159,6 +163,7 @@ def test_nothing_is_asked_of_tables_where_one_name_is_refused(pipeline: Pipeline
     assert marked() == asked
 
 
+@pytest.mark.long
 def test_a_rebuild_that_run_can_not_bring_is_refused(new_pipeline: NewPipeline) -> None:
     moved = {"source": "public.moves", "group_by": ["b"], "sums": {"total": "v"}}
     pipeline = new_pipeline(sums={"moved": moved})
@@ -264,6 +269,7 @@ def test_old_epochs_go_and_what_is_read_or_tagged_stays(new_pipeline: NewPipelin
     assert [e["epoch"] for e in operator.epochs()] == [4, 5]
 
 
+@pytest.mark.long
 def test_a_snapshot_stays_for_the_readers_that_it_had_until_it_was_replaced(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +307,7 @@ def files(pipeline: Pipeline, table: str) -> dict[str, int]:
     return {row.file_path: row.file_size_in_bytes for row in frame.collect()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("deleted", "kept"), [(5, True), (500, False)])
 def test_a_file_is_written_anew_only_when_much_of_it_is_deleted(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, deleted: int, kept: bool
@@ -331,6 +338,7 @@ def test_a_file_is_written_anew_only_when_much_of_it_is_deleted(
     assert accounts(pipeline) == before[1:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has", SEAMS)
 def test_a_kill_and_then_maintenance_bring_no_row_twice(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, has: Seam
@@ -362,6 +370,7 @@ def test_a_kill_and_then_maintenance_bring_no_row_twice(
     assert [name for name, _ in operator.tag(redone)] == [pipeline.identifier("moves")]
 
 
+@pytest.mark.long
 def test_a_table_that_can_not_be_maintained_keeps_nothing_else_from_it(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,6 +402,7 @@ def test_a_table_that_can_not_be_maintained_keeps_nothing_else_from_it(
     assert pipeline.rows("moves", "b")[-1].v == 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bridge", [{"transaction_metadata": False}, {"decimal_handling": "precise"}]
 )
@@ -404,6 +414,7 @@ def test_topics_that_tables_can_not_be_made_of_are_refused(
         job.require_readable(pipeline.settings.model_copy(update={"bridge": changed}))
 
 
+@pytest.mark.long
 def test_topics_that_have_lost_their_beginning_are_refused(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ACCOUNTS)
     with pipeline.publisher.transaction() as t:
@@ -413,6 +424,7 @@ def test_topics_that_have_lost_their_beginning_are_refused(pipeline: Pipeline) -
         pipeline.apply()
 
 
+@pytest.mark.long
 def test_topics_of_a_divergence_are_refused(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ACCOUNTS)
     pipeline.publisher.diverge(0x500)
@@ -422,6 +434,7 @@ def test_topics_of_a_divergence_are_refused(pipeline: Pipeline) -> None:
         pipeline.apply()
 
 
+@pytest.mark.long
 def test_a_table_that_was_not_followed_gets_what_it_lacks(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(tables=("public.moves",))
     pipeline.publisher.announce(ACCOUNTS, MOVES)

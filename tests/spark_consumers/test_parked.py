@@ -17,6 +17,7 @@ from spark_consumers.operations import Operator
 from spark_consumers.restore.restoration import restore
 from spark_consumers.status import read_run_status
 from spark_consumers.verify.as_of import verify_as_of
+from tests.marks import long_but
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import SEAMS, Seam, kill
@@ -113,8 +114,8 @@ REFUSALS: dict[str, tuple[Callable[[Transaction], None], dict[str, object], str]
 }
 
 
-@pytest.mark.parametrize("why", REFUSALS)
-@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("why", long_but("value", REFUSALS))
+@pytest.mark.parametrize("restart", long_but(True, [False, True]))
 def test_the_others_go_on_and_a_parked_table_comes_back_with_all_that_it_lacks(
     pipeline: Pipeline, why: str, *, restart: bool
 ) -> None:
@@ -164,6 +165,7 @@ def test_the_others_go_on_and_a_parked_table_comes_back_with_all_that_it_lacks(
     assert ids(pipeline, "bad") == [1, 3, 4, 6]
 
 
+@pytest.mark.long
 def test_a_table_that_is_refused_again_stays_parked(pipeline: Pipeline) -> None:
     with pipeline.publisher.transaction() as t:
         bad_value(t)
@@ -193,6 +195,7 @@ def test_a_table_that_is_refused_again_stays_parked(pipeline: Pipeline) -> None:
     assert ids(pipeline, "bad") == [1, 2, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_a_change_of_shape_that_is_not_followed_parks_the_table(pipeline: Pipeline) -> None:
     pipeline.publisher.reshape(CHANGED)
     with pipeline.publisher.transaction() as t:
@@ -212,6 +215,7 @@ def test_a_change_of_shape_that_is_not_followed_parks_the_table(pipeline: Pipeli
     assert ids(pipeline, "good") == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_table_whose_rule_was_changed_is_parked(pipeline: Pipeline) -> None:
     changed(pipeline, rules={NAME: TableRule(kind="history")})
     both(pipeline, 2)
@@ -224,6 +228,7 @@ def test_a_table_whose_rule_was_changed_is_parked(pipeline: Pipeline) -> None:
     assert ids(pipeline, "bad") == [1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_rows", [False, True])
 def test_the_remedy_of_a_table_without_a_key_that_is_updated(
     pipeline: Pipeline, *, has_rows: bool
@@ -261,6 +266,7 @@ def test_the_remedy_of_a_table_without_a_key_that_is_updated(
     ]
 
 
+@pytest.mark.long
 def test_a_table_whose_events_kafka_lacks_is_parked_and_counted_when_it_returns(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +287,7 @@ def test_a_table_whose_events_kafka_lacks_is_parked_and_counted_when_it_returns(
     assert ids(pipeline, "bad") == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_table_is_not_parked_for_events_that_a_hanging_transaction_may_still_bring(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +308,7 @@ def test_a_table_is_not_parked_for_events_that_a_hanging_transaction_may_still_b
     assert ids(pipeline, "bad") == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_table_that_never_was_made_is_parked_and_made_later(pipeline: Pipeline) -> None:
     other = SourceTable("other", {"id": ("int4", -1), "v": ("int4", -1)})
     pipeline.publisher.announce(other)
@@ -323,8 +331,8 @@ def test_a_table_that_never_was_made_is_parked_and_made_later(pipeline: Pipeline
         list(operator.unpark(["public.other"]))
 
 
-@pytest.mark.parametrize("has", SEAMS)
-@pytest.mark.parametrize("returning", [False, True])
+@pytest.mark.parametrize("has", long_but("all", SEAMS))
+@pytest.mark.parametrize("returning", long_but(False, [False, True]))
 def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, has: Seam, *, returning: bool
 ) -> None:
@@ -355,6 +363,7 @@ def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
     assert not record(pipeline).parked
 
 
+@pytest.mark.long
 def test_a_parked_table_is_made_anew_by_a_rebuild(pipeline: Pipeline) -> None:
     with pipeline.publisher.transaction() as t:
         bad_value(t)
@@ -368,6 +377,7 @@ def test_a_parked_table_is_made_anew_by_a_rebuild(pipeline: Pipeline) -> None:
     assert not record(pipeline).parked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["rebuild", "drop"])
 def test_a_rebuild_or_a_drop_does_not_hide_the_events_that_kafka_lacks(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, how: str
@@ -395,6 +405,7 @@ def test_a_rebuild_or_a_drop_does_not_hide_the_events_that_kafka_lacks(
     assert ids(pipeline, "bad") == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_a_table_left_out_for_an_epoch_returns_without_what_kafka_has_lost_and_says_so(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,6 +428,7 @@ def test_a_table_left_out_for_an_epoch_returns_without_what_kafka_has_lost_and_s
     assert catalog.LACKS in properties(pipeline)
 
 
+@pytest.mark.long
 def test_a_table_that_the_settings_left_out_returns_uncounted_and_says_so(
     pipeline: Pipeline,
 ) -> None:
@@ -437,6 +449,7 @@ def test_a_table_that_the_settings_left_out_returns_uncounted_and_says_so(
     assert catalog.LACKS not in properties(pipeline, "good")
 
 
+@pytest.mark.long
 def test_dead_letters_of_a_parked_table_are_known_when_it_returns(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,6 +475,7 @@ def test_dead_letters_of_a_parked_table_are_known_when_it_returns(
     assert noted(pipeline) is None
 
 
+@pytest.mark.long
 def test_a_table_goes_on_without_dead_letters_once_an_operator_accepts_them(
     pipeline: Pipeline,
 ) -> None:
@@ -505,6 +519,7 @@ def test_a_table_goes_on_without_dead_letters_once_an_operator_accepts_them(
     assert NAME in pipeline.apply().refused
 
 
+@pytest.mark.long
 def test_a_rebuild_of_a_table_with_dead_letters_waits_for_an_operator_to_accept_them(
     pipeline: Pipeline,
 ) -> None:
@@ -529,6 +544,7 @@ def test_a_rebuild_of_a_table_with_dead_letters_waits_for_an_operator_to_accept_
     assert not record(pipeline).parked
 
 
+@pytest.mark.long
 def test_a_dropped_table_that_is_refused_when_it_is_filled_returns_with_all_rows(
     pipeline: Pipeline,
 ) -> None:
@@ -559,6 +575,7 @@ def parked_with_sums(new_pipeline: NewPipeline) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.long
 def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline) -> None:
     pipeline = parked_with_sums(new_pipeline)
     both(pipeline, 2)
@@ -576,6 +593,7 @@ def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline
     assert noted(pipeline, "totals") is None
 
 
+@pytest.mark.long
 def test_sums_that_the_settings_leave_out_while_they_are_parked_are_parked_no_more(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -589,6 +607,7 @@ def test_sums_that_the_settings_leave_out_while_they_are_parked_are_parked_no_mo
     assert ids(pipeline, "bad") == [1, 2]
 
 
+@pytest.mark.long
 def test_a_run_tells_of_parked_tables_and_does_not_end_as_if_all_were_well(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -614,6 +633,7 @@ def test_a_run_tells_of_parked_tables_and_does_not_end_as_if_all_were_well(
         pipeline.stream(once=True)
 
 
+@pytest.mark.long
 def test_a_table_whose_key_has_changed_returns_with_rows_behind_a_truncate(
     pipeline: Pipeline,
 ) -> None:

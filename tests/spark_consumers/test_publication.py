@@ -44,7 +44,9 @@ class OneByOne:
         return publication.one_by_one([], *record)
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
+@pytest.mark.parametrize(
+    "at_once", [pytest.param(True, marks=pytest.mark.long), False], ids=["at once", "one by one"]
+)
 def test_readers_that_ask_once_see_all_tables_at_one_epoch(
     pipeline: Pipeline, warehouse: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
@@ -62,6 +64,7 @@ def test_readers_that_ask_once_see_all_tables_at_one_epoch(
     assert bool(readers.seen.torn) is not at_once
 
 
+@pytest.mark.long
 def test_an_epoch_is_published_though_a_table_was_changed_meanwhile(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +98,7 @@ def test_an_epoch_is_published_though_a_table_was_changed_meanwhile(
     assert catalog.properties(table)["somebody.else"] == "one"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["left_one", "_epochs"])
 def test_where_tables_are_committed_one_by_one_it_is_published_though_one_was_changed_meanwhile(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, name: str
@@ -123,6 +127,7 @@ def test_where_tables_are_committed_one_by_one_it_is_published_though_one_was_ch
     assert [found.epoch for found in pipeline.runner._ledger.all(pipeline.spark)] == [1, 2]
 
 
+@pytest.mark.long
 def test_a_table_that_was_dropped_meanwhile_leaves_all_others_where_they_are(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

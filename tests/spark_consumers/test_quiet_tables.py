@@ -49,6 +49,7 @@ def epochs(pipeline: Pipeline) -> list[EpochRecord]:
     return Ledger(pipeline.kafka.topic_prefix, pipeline.tables).all(pipeline.spark)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("once", [False, True])
 def test_quiet_tables_go_on_after_kafka_has_deleted_what_brought_them_nothing(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, *, once: bool
@@ -83,12 +84,14 @@ def test_a_stop_for_longer_than_retention_stays_an_error(
         pipeline.stream()
 
 
+@pytest.mark.long
 def test_tables_that_were_quiet_for_a_moment_get_no_epoch_of_it(pipeline: Pipeline) -> None:
     insert(pipeline, BUSY, 1, 2)
     assert pipeline.stream() == []
     assert len(epochs(pipeline)) == 1
 
 
+@pytest.mark.long
 def test_an_audit_does_not_judge_what_kafka_has_deleted(pipeline: Pipeline) -> None:
     """The deleted transaction may be the last one before the snapshot, by which epochs are cut."""
     insert(pipeline, QUIET, 2)
@@ -102,6 +105,7 @@ def test_an_audit_does_not_judge_what_kafka_has_deleted(pipeline: Pipeline) -> N
     assert "retention.ms" in raised.value.hint
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", ["first", "between"])
 def test_an_audit_does_not_judge_what_kafka_deletes_while_it_looks(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, after: str

@@ -51,7 +51,7 @@ def load(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> str:
     return first
 
 
-@pytest.mark.parametrize("key_index", [False, True])
+@pytest.mark.parametrize("key_index", [pytest.param(False, marks=pytest.mark.long), True])
 def test_pyiceberg_and_duckdb_read_the_rows_of_now_and_of_a_tag(
     new_pipeline: NewPipeline, warehouse: Path, monkeypatch: pytest.MonkeyPatch, key_index: bool
 ) -> None:

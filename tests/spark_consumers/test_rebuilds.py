@@ -142,7 +142,12 @@ def finish(pipeline: Pipeline, *, most: int = 40) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "large"),
-    [("current", False), ("current", True), ("history", False), ("changelog", False)],
+    [
+        ("current", False),
+        pytest.param("current", True, marks=pytest.mark.long),
+        pytest.param("history", False, marks=pytest.mark.long),
+        pytest.param("changelog", False, marks=pytest.mark.long),
+    ],
 )
 def test_the_others_go_on_and_readers_have_the_old_table_until_it_is_whole(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, kind: str, *, large: bool
@@ -174,6 +179,7 @@ def test_the_others_go_on_and_readers_have_the_old_table_until_it_is_whole(
     assert len(whole(pipeline)) == len(before) + 1
 
 
+@pytest.mark.long
 def test_an_audit_takes_the_rebuilt_rows_where_two_epochs_have_one_lsn(pipeline: Pipeline) -> None:
     load(pipeline, 1, truncate=False)
     before, lsn = record(pipeline), pipeline.publisher.commit_lsn
@@ -189,6 +195,7 @@ def test_an_audit_takes_the_rebuilt_rows_where_two_epochs_have_one_lsn(pipeline:
         assert cuts.epoch_before(lsn + 1, 1) == rebuilt
 
 
+@pytest.mark.long
 def test_changes_that_come_meanwhile_are_in_the_old_table_and_in_the_new_one(
     pipeline: Pipeline,
 ) -> None:
@@ -269,6 +276,7 @@ PARTS = ("begin", "part", "part done")
 """These are of the rebuild alone; at the others it is killed when they make it the table."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [1, len(CASES)], ids=["some", "all"])
 def test_a_kill_anywhere_leaves_the_old_table_or_the_new_one(
@@ -313,6 +321,7 @@ def test_a_kill_anywhere_leaves_the_old_table_or_the_new_one(
         assert groups == {g: rows.count(g) for g in set(rows)}, case
 
 
+@pytest.mark.long
 def test_a_restart_goes_on_where_the_rebuild_was(pipeline: Pipeline) -> None:
     load(pipeline, 7)
     before = damage(pipeline)
@@ -341,6 +350,7 @@ def test_a_restart_goes_on_where_the_rebuild_was(pipeline: Pipeline) -> None:
     assert pipeline.spark.sparkContext._jsc.getPersistentRDDs().size() == kept
 
 
+@pytest.mark.long
 def test_a_second_rebuild_is_refused_until_the_first_is_done(pipeline: Pipeline) -> None:
     load(pipeline)
     before = damage(pipeline)
@@ -355,6 +365,7 @@ def test_a_second_rebuild_is_refused_until_the_first_is_done(pipeline: Pipeline)
     assert whole(pipeline) == before
 
 
+@pytest.mark.long
 def test_a_transaction_larger_than_a_part_is_not_split(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ITEMS)
     with pipeline.publisher.transaction() as t:
@@ -372,6 +383,7 @@ def test_a_transaction_larger_than_a_part_is_not_split(pipeline: Pipeline) -> No
     assert whole(pipeline) == before
 
 
+@pytest.mark.long
 def test_events_that_were_published_again_later_are_not_left_out(pipeline: Pipeline) -> None:
     """They stand in a partition behind those of later transactions."""
     load(pipeline, 6, truncate=False)
@@ -395,6 +407,7 @@ def test_events_that_were_published_again_later_are_not_left_out(pipeline: Pipel
     require_done(pipeline)
 
 
+@pytest.mark.long
 def test_events_before_those_that_were_published_again_are_not_left_out(
     pipeline: Pipeline,
 ) -> None:
@@ -425,6 +438,7 @@ def test_events_before_those_that_were_published_again_are_not_left_out(
     require_done(pipeline)
 
 
+@pytest.mark.long
 def test_a_rebuild_waits_for_an_epoch_that_is_to_be_made_again(pipeline: Pipeline) -> None:
     """Without its transactions it is told that Kafka has lost them, also beside a rebuild."""
     load(pipeline, 4)
@@ -461,6 +475,7 @@ def park(pipeline: Pipeline) -> None:
     set_aside_bad_events(pipeline)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_parked_table_that_has_nothing_yet(new_pipeline: NewPipeline, epochs: int) -> None:
     pipeline = new_pipeline(on_refused_table="park")
@@ -481,6 +496,7 @@ def test_a_parked_table_that_has_nothing_yet(new_pipeline: NewPipeline, epochs: 
     require_done(pipeline)
 
 
+@pytest.mark.long
 def test_a_rebuild_whose_table_has_another_shape_since_begins_anew(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,6 +541,7 @@ def test_a_rebuild_whose_table_has_another_shape_since_begins_anew(
     require_done(pipeline)
 
 
+@pytest.mark.long
 def test_a_rebuild_begins_anew_with_a_topic_that_was_made_anew(pipeline: Pipeline) -> None:
     """The new one is longer than where the rebuild is in the former one."""
     load(pipeline, 8)
@@ -541,6 +558,7 @@ def test_a_rebuild_begins_anew_with_a_topic_that_was_made_anew(pipeline: Pipelin
     assert "a rebuild begins" in [line["event"] for line in told]
 
 
+@pytest.mark.long
 def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(on_refused_table="park")
     load(pipeline)
@@ -566,6 +584,7 @@ def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: New
     require_done(pipeline)
 
 
+@pytest.mark.long
 def test_a_parked_table_never_returns_without_the_rebuild_that_was_asked_for(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -598,6 +617,7 @@ def test_a_parked_table_never_returns_without_the_rebuild_that_was_asked_for(
     require_done(pipeline)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("refused", "gone"),
     [("park", "its beginning"), ("stop", "its beginning"), ("park", "the topic")],
@@ -635,6 +655,7 @@ def test_a_rebuild_that_kafka_can_not_fill_ends_and_leaves_the_table(
     require_done(pipeline)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", [(), (0,)], ids=["no topic", "fewer partitions"])
 def test_partitions_that_a_broker_does_not_show_yet_are_asked_for_again(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
@@ -659,6 +680,7 @@ def test_partitions_that_a_broker_does_not_show_yet_are_asked_for_again(
     require_done(pipeline)
 
 
+@pytest.mark.long
 def test_a_rebuild_whose_topic_is_gone_is_refused(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -678,6 +700,7 @@ def test_a_rebuild_whose_topic_is_gone_is_refused(
     assert whole(pipeline) == before
 
 
+@pytest.mark.long
 def test_a_rebuild_of_a_table_without_events_needs_no_topic(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -698,6 +721,7 @@ def test_a_rebuild_of_a_table_without_events_needs_no_topic(
     assert pipeline.rows("items") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["rebuild", "drop"])
 @pytest.mark.parametrize("kind", ["current", "history"])
 def test_rows_of_a_former_source_table_do_not_come_again(
@@ -754,6 +778,7 @@ def test_rows_of_a_former_source_table_do_not_come_again(
     assert rows() == before
 
 
+@pytest.mark.long
 def test_a_column_that_comes_meanwhile(pipeline: Pipeline) -> None:
     load(pipeline)
     before = damage(pipeline)
@@ -770,6 +795,7 @@ def test_a_column_that_comes_meanwhile(pipeline: Pipeline) -> None:
     require_done(pipeline)
 
 
+@pytest.mark.long
 def test_a_rebuild_says_which_columns_it_empties_before_it_does(pipeline: Pipeline) -> None:
     """Columns that the source has dropped, whose values only the old rows have."""
     wider = SourceTable("items", {**ITEMS.columns, "w": ("int4", -1)})
@@ -797,6 +823,7 @@ def emptied(told: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     return [(line["table"], line["columns"]) for line in told if line["event"] == what]
 
 
+@pytest.mark.long
 def test_a_reader_in_a_loop_sees_the_old_table_or_the_new_one(
     pipeline: Pipeline, warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -842,6 +869,7 @@ def test_a_reader_in_a_loop_sees_the_old_table_or_the_new_one(
     require_done(pipeline)
 
 
+@pytest.mark.long
 def test_once_brings_a_rebuild_to_its_end(pipeline: Pipeline) -> None:
     load(pipeline)
     before = damage(pipeline)

@@ -1,6 +1,7 @@
 """`slotbridge recover` repairs topics in place; the tables that follow them need nothing else."""
 
 import psycopg
+import pytest
 from confluent_kafka import OFFSET_END, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -19,6 +20,7 @@ def assert_equal(pipeline: Pipeline, rows: int) -> None:
     assert {one.table: one.table_rows for one in found} == {"public.t": rows, "public.other": 3}
 
 
+@pytest.mark.long
 def test_tables_follow_a_repair(
     pair: Provider,
     fresh_database: str,

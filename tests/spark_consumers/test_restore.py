@@ -136,6 +136,7 @@ def test_all_tables_are_as_of_one_epoch_whatever_came_since(
         assert "a snapshot brought rows later, which may be missing" in within.tables[0].line()
 
 
+@pytest.mark.long
 def test_a_rule_by_the_new_name_of_a_column_fits_what_was_there_before(
     new_pipeline: NewPipeline, pair: Provider, fresh_database: str
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_rule_by_the_new_name_of_a_column_fits_what_was_there_before(
         assert compared.equal, compared.line()
 
 
+@pytest.mark.long
 def test_what_can_not_be_restored_is_named(
     filled: tuple[Pipeline, int], pair: Provider, fresh_database: str
 ) -> None:

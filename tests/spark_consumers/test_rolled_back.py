@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from schemas.errors import OperatorNeeded
 from spark_consumers.iceberg import catalog, commits
 from spark_consumers.operations import Operator
+from tests.marks import long_but
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import kill
@@ -67,8 +68,8 @@ def operator(pipeline: Pipeline) -> Operator:
     return Operator(pipeline.spark, pipeline.settings)
 
 
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("remedy", ["rebuild", "roll forward"])
+@pytest.mark.parametrize("restart", long_but(True, [False, True]))
+@pytest.mark.parametrize("remedy", long_but("rebuild", ["rebuild", "roll forward"]))
 def test_a_table_that_was_rolled_back_is_parked_until_it_is_whole(
     pipeline: Pipeline, remedy: str, *, restart: bool
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_table_that_was_rolled_back_is_parked_until_it_is_whole(
     assert ids(pipeline) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_a_start_tells_of_the_rollback_and_a_rebuild_needs_no_transaction(
     pipeline: Pipeline,
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_start_tells_of_the_rollback_and_a_rebuild_needs_no_transaction(
     assert ids(pipeline) == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_table_that_was_rolled_back_stops_the_others_where_that_is_wanted(
     pipeline: Pipeline, new_pipeline: NewPipeline
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_table_that_was_rolled_back_stops_the_others_where_that_is_wanted(
     assert ids(stopping) == [1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tagged", [False, True])
 def test_rows_of_somebody_else_on_top_do_not_hide_it(pipeline: Pipeline, *, tagged: bool) -> None:
     roll_back(pipeline)
@@ -137,6 +141,7 @@ def test_rows_of_somebody_else_on_top_do_not_hide_it(pipeline: Pipeline, *, tagg
     assert NAME in pipeline.runner.parking.tables
 
 
+@pytest.mark.long
 def test_what_is_not_a_rollback_goes_on(pipeline: Pipeline) -> None:
     """Compaction, expiry of all snapshots but the last, an epoch that wrote the table nothing."""
     rows = pipeline.identifier("back")
@@ -165,6 +170,7 @@ def test_what_is_not_a_rollback_goes_on(pipeline: Pipeline) -> None:
     assert ids(pipeline) == [1, 2, 3, 4, 6]
 
 
+@pytest.mark.long
 def test_a_compacted_table_goes_on_where_the_record_of_epochs_was_lost(
     pipeline: Pipeline,
 ) -> None:
@@ -203,6 +209,7 @@ def kept(pipeline: Pipeline, *names: str) -> Iterator[Callable[[], None]]:
         yield put_back
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("remedy", "idle"), [("rebuild", True), ("unpark", False)])
 def test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_whole(
     pipeline: Pipeline, remedy: str, *, idle: bool
@@ -234,6 +241,7 @@ def test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_whole(
     assert ids(pipeline) == [1, 2, 3, 5, 6, 7, 8]
 
 
+@pytest.mark.long
 def test_a_table_that_was_put_back_by_one_commit_is_parked(pipeline: Pipeline) -> None:
     """It knows the epoch's snapshot then, which is on the epoch's branch."""
     both(pipeline, 4)
@@ -253,6 +261,7 @@ def test_a_table_that_was_put_back_by_one_commit_is_parked(pipeline: Pipeline) -
     assert NAME in pipeline.runner.parking.tables
 
 
+@pytest.mark.long
 def test_a_record_may_name_a_compaction(pipeline: Pipeline) -> None:
     """As one that was made after the record of epochs had been lost."""
     pipeline.spark.sql(
@@ -297,6 +306,7 @@ def roll_back_sums(pipeline: Pipeline) -> None:
     pipeline.spark.sql(call)
 
 
+@pytest.mark.long
 def test_a_run_on_an_idle_source_tells_of_rollbacks_when_it_maintains_the_tables(
     summed: Pipeline,
 ) -> None:
@@ -323,6 +333,7 @@ def told(run: Running) -> set[str]:
     return {name for report in run.reports for name in report.refused}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("comes", ["nothing", "of others", "of the source"])
 def test_sums_that_were_rolled_back_are_told_and_computed_anew(
     summed: Pipeline, comes: str
@@ -341,6 +352,7 @@ def test_sums_that_were_rolled_back_are_told_and_computed_anew(
     assert reports and summed.stream() == [], "not again and again"
 
 
+@pytest.mark.long
 def test_sums_whose_metadata_was_put_back_are_computed_anew(summed: Pipeline) -> None:
     with kept(summed, "totals") as put_back:
         both(summed, 4)
@@ -352,6 +364,7 @@ def test_sums_whose_metadata_was_put_back_are_computed_anew(summed: Pipeline) ->
     assert totals(summed) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_sums_of_a_table_that_was_rolled_back_are_parked_with_it_though_nothing_comes(
     summed: Pipeline,
 ) -> None:
@@ -368,6 +381,7 @@ def test_sums_of_a_table_that_was_rolled_back_are_parked_with_it_though_nothing_
     assert totals(summed) == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_sums_are_not_computed_from_the_rows_of_a_table_that_was_rolled_back(
     summed: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_rule_with_two_meanings_for_an_earlier_time_is_refused() -> None:
         rules.layout_as_of(rule, [THEN], ["id", "_commit_lsn", "_seq"])
 
 
+@pytest.mark.long
 def test_a_column_that_is_left_out_stays_out_while_its_name_changes(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -272,9 +273,9 @@ def forget_the_rule(pipeline: Pipeline) -> None:
     ("recorded", "now", "key"),
     [
         (True, {"rename": {"name": "label"}}, "rename"),
-        (True, {"kind": "changelog"}, "kind"),
-        (False, {"rename": {"name": "label"}}, "rename"),
-        (False, {"exclude": []}, "exclude"),
+        pytest.param(True, {"kind": "changelog"}, "kind", marks=pytest.mark.long),
+        pytest.param(False, {"rename": {"name": "label"}}, "rename", marks=pytest.mark.long),
+        pytest.param(False, {"exclude": []}, "exclude", marks=pytest.mark.long),
     ],
 )
 def test_another_rule_is_refused_and_nothing_written(
@@ -295,6 +296,7 @@ def test_another_rule_is_refused_and_nothing_written(
     assert [tuple(row) for row in again.rows("items")] == [(1, "uno")]
 
 
+@pytest.mark.long
 def test_a_rule_with_two_meanings_is_refused_until_it_is_put_back(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -322,6 +324,7 @@ def test_a_rule_with_two_meanings_is_refused_until_it_is_put_back(
     ]
 
 
+@pytest.mark.long
 def test_a_column_that_somebody_adds_is_refused_until_it_is_gone(new_pipeline: NewPipeline) -> None:
     before = made(new_pipeline)
     before.spark.sql(f"ALTER TABLE {before.identifier('items')} ADD COLUMN extra string")

@@ -32,6 +32,7 @@ def test_topics_of_a_template_and_a_route_are_followed(new_pipeline: NewPipeline
     assert [tuple(row) for row in pipeline.rows("two")] == [(1, "a")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shaping", "expected"),
     [
@@ -50,6 +51,7 @@ def test_shaping_that_tables_can_not_follow_is_refused(
     assert "tables.tables" in caught.value.hint
 
 
+@pytest.mark.long
 def test_a_dead_letter_of_a_followed_table_stops_or_is_reported(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(shaping={"outbox": {"table": "public.outbox"}})
     publish(pipeline)

@@ -112,6 +112,7 @@ def test_a_topic_that_was_made_again_is_refused(topic: Topic, new_tail: NewTail)
     assert len(new_tail().new()) == 3
 
 
+@pytest.mark.long
 def test_a_topic_that_is_made_again_within_the_read_is_refused(
     topic: Topic, new_tail: NewTail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_topic_that_is_made_again_within_the_read_is_refused(
         tail.new()
 
 
+@pytest.mark.long
 def test_a_topic_that_is_gone_has_some_seconds_to_come_again(
     topic: Topic, new_tail: NewTail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_topic_that_is_gone_has_some_seconds_to_come_again(
     making.join()
 
 
+@pytest.mark.long
 def test_a_topic_that_was_never_there_is_empty_at_once(
     settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +171,7 @@ def test_a_topic_that_was_never_there_is_empty_at_once(
     tail.close()
 
 
+@pytest.mark.long
 def test_a_broker_that_tells_no_ids_is_not_judged_and_told_once(
     new_tail: NewTail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +184,7 @@ def test_a_broker_that_tells_no_ids_is_not_judged_and_told_once(
     ]
 
 
+@pytest.mark.long
 def test_the_progress_of_a_topic_that_is_gone_is_forgotten(
     topic: Topic, settings: KafkaSettings
 ) -> None:

@@ -39,7 +39,7 @@ def bridge(pair: Provider, fresh_database: str, new_bridge: NewBridge) -> Iterat
     yield made
 
 
-@pytest.mark.parametrize("kind", ["current", "history"])
+@pytest.mark.parametrize("kind", ["current", pytest.param("history", marks=pytest.mark.long)])
 def test_tables_equal_the_source_after_a_snapshot_under_load(
     kind: str, bridge: Bridge, new_pipeline: NewPipeline
 ) -> None:
@@ -74,6 +74,7 @@ def test_tables_equal_the_source_after_a_snapshot_under_load(
         assert versions(pipeline, "t", "note") == expected(bridge)
 
 
+@pytest.mark.long
 def test_a_table_is_filling_until_the_epoch_that_has_its_last_rows(
     bridge: Bridge, new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_table_is_filling_until_the_epoch_that_has_its_last_rows(
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_rows_of_tables_without_a_key_are_inserts(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, new_pipeline: NewPipeline
 ) -> None:
@@ -186,6 +188,7 @@ def row(number: int, name: str) -> dict[str, Any]:
     return {"id": number, "name": name}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epoch_each", [True, False], ids=["an epoch each", "one epoch"])
 def test_a_row_that_says_what_holds_begins_no_version(
     new_pipeline: NewPipeline, epoch_each: bool

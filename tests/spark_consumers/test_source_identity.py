@@ -230,6 +230,7 @@ def test_real_servers_are_judged(
         assert f"timeline {told.record.timeline}" in told.judged(conninfo)
 
 
+@pytest.mark.long
 def test_a_copy_of_the_database_on_the_same_server_is_not_judged(
     pair: Provider, fresh_database: str, kafka: Broker, told: Told
 ) -> None:
@@ -253,6 +254,7 @@ def test_a_copy_of_the_database_on_the_same_server_is_not_judged(
         assert told.judged(pair.primary.conninfo(fresh_database)) == ""
 
 
+@pytest.mark.long
 def test_a_server_that_was_promoted_to_the_same_number_is_not_judged(
     new_pair: NewPair, kafka: Broker, told: Told
 ) -> None:
@@ -302,6 +304,7 @@ def patience_s(connection: psycopg.Connection) -> tuple[int, float]:
     return idle + interval * count, unsent_ms / 1000
 
 
+@pytest.mark.long
 def test_a_wait_for_the_source_does_not_outlast_its_network(
     pair: Provider, fresh_database: str
 ) -> None:

@@ -12,6 +12,7 @@ from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.stream import tell_behind
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
+from tests.marks import long_but
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_without_record import put_back
@@ -46,6 +47,7 @@ def begun(new_pipeline: NewPipeline, **settings: Any) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.long
 def test_sums_of_a_table_that_was_dropped_are_those_of_the_table_made_anew(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -57,6 +59,7 @@ def test_sums_of_a_table_that_was_dropped_are_those_of_the_table_made_anew(
     assert totals(pipeline, "total", "_rows") == [(1, 1, 1), (2, 2, 1), (3, 3, 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "others",
     [
@@ -92,8 +95,8 @@ def test_sums_lose_the_rows_that_were_written_before_their_table_got_other_colum
     assert totals(pipeline, "total", "_rows") == [(1, 9, 1), (2, 2, 1)]
 
 
-@pytest.mark.parametrize("comes", ["an epoch", "nothing"])
-@pytest.mark.parametrize("what", ["the columns", "the source"])
+@pytest.mark.parametrize("comes", long_but("nothing", ["an epoch", "nothing"]))
+@pytest.mark.parametrize("what", long_but("the source", ["the columns", "the source"]))
 def test_sums_with_other_settings_are_computed_anew(
     new_pipeline: NewPipeline, what: str, comes: str
 ) -> None:
@@ -113,6 +116,7 @@ def test_sums_with_other_settings_are_computed_anew(
     assert totals(changed, "total", "_rows") == [(n, n * factor, 1) for n in numbers]
 
 
+@pytest.mark.long
 def test_an_update_with_which_a_table_returns_is_in_its_sums_once(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -134,6 +138,7 @@ def test_an_update_with_which_a_table_returns_is_in_its_sums_once(
     assert totals(pipeline, "total", "other", "_rows") == [(1, 7, 70, 1), (2, 2, 20, 1)]
 
 
+@pytest.mark.long
 def test_sums_that_were_not_put_back_with_the_other_tables_have_the_epochs_behind_theirs(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -154,6 +159,7 @@ def test_sums_that_were_not_put_back_with_the_other_tables_have_the_epochs_behin
     assert totals(pipeline, "total", "_rows") == [(number, number, 1) for number in numbers]
 
 
+@pytest.mark.long
 def test_sums_that_the_settings_left_out_for_a_while_are_computed_anew(
     new_pipeline: NewPipeline,
 ) -> None:

@@ -1,10 +1,13 @@
 """Names that columns of a real source take over from each other: each keeps its own values."""
 
+import pytest
+
 from tests.spark_consumers.test_defaults import NAMES, Source, source
 
 __all__ = ["source"]
 
 
+@pytest.mark.long
 def test_columns_that_take_over_the_names_of_others_keep_their_values(source: Source) -> None:
     for name in NAMES:
         source.run(f"ALTER TABLE {name} ADD price int, ADD price_new int, ADD d int")

@@ -19,6 +19,7 @@ def test_an_epoch_names_each_kafka_transaction_once_and_so_many() -> None:
     assert list(cut.traces) == [f"00-{n:032x}-1-01" for n in range(128)]
 
 
+@pytest.mark.long
 def test_an_epoch_is_linked_to_its_kafka_transactions(
     pair: Provider,
     fresh_database: str,

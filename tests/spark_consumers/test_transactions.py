@@ -147,6 +147,7 @@ def test_ends_are_read_in_order_and_others_left_out(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "value",
     [

@@ -104,6 +104,7 @@ def test_every_type_arrives(pipeline: Pipeline) -> None:
     assert not any(empty[name] is not None for name in expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "form", "microseconds"),
     [
@@ -142,6 +143,7 @@ def parsed(spark: SparkSession, kind: str, typmod: int, form: Any) -> Any:
     return changes.rows(changes.events(records, 0, 100), shape)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "typmod", "form"),
     [

@@ -159,12 +159,14 @@ def differences(found: TableComparison) -> tuple[int, ...]:
     return (found.source_rows, found.table_rows, found.missing, found.extra, found.different)
 
 
+@pytest.mark.long
 def test_a_source_that_does_not_answer(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline("host=127.0.0.1 port=1 dbname=x connect_timeout=2")
     with pytest.raises(Retryable, match="the source does not answer"):
         verify_tables(pipeline.spark, pipeline.settings)
 
 
+@pytest.mark.long
 def test_columns_with_large_values_hold_references_and_are_not_judged(
     pair: Provider,
     fresh_database: str,

@@ -263,6 +263,7 @@ def test_a_writer_waits_until_the_tables_have_its_rows(
             wait_for(url, format_lsn(lsn), within="tables", timeline=1)
 
 
+@pytest.mark.long
 def test_a_table_that_was_dropped_is_named_until_an_epoch_has_made_it_anew(
     new_pipeline: NewPipeline, kafka: Broker
 ) -> None:
@@ -294,6 +295,7 @@ def serves(run: Running, port: int) -> None:
     eventually(lambda: run.failure or not is_free(port), what="it serves", timeout_s=60)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("last", ["of other tables", "of the tables"])
 def test_a_start_on_an_idle_source_answers_and_ends(
@@ -326,6 +328,7 @@ def test_a_start_on_an_idle_source_answers_and_ends(
     assert len(pipeline.rows("one")) == 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_start_does_not_claim_what_was_read_of_a_former_topic(
     new_pipeline: NewPipeline, kafka: Broker

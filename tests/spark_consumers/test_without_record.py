@@ -84,6 +84,7 @@ def at_three_lsns(pipeline: Pipeline) -> None:
     put_back(pipeline, "second", 1)
 
 
+@pytest.mark.long
 def test_tables_at_three_lsns_without_a_record_lack_nothing(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_tables_at_three_lsns_without_a_record_lack_nothing(
         assert [row.id for row in pipeline.rows(table.name)] == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_events_of_transactions_that_kafka_has_deleted_are_not_judged(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -115,6 +117,7 @@ def test_events_of_transactions_that_kafka_has_deleted_are_not_judged(
     assert [row.id for row in pipeline.rows("first")] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_tables_at_one_lsn_without_a_record_are_judged_all(new_pipeline: NewPipeline) -> None:
     """Also one that the first transaction which Kafka still has brings nothing."""
     pipeline = new_pipeline()
@@ -132,6 +135,7 @@ def test_tables_at_one_lsn_without_a_record_are_judged_all(new_pipeline: NewPipe
     assert [row.id for row in pipeline.rows("second")] == [1, 2], "its topic has the event"
 
 
+@pytest.mark.long
 def test_tables_are_not_whole_where_the_first_transaction_comes_behind_a_gap(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -148,6 +152,7 @@ def test_tables_are_not_whole_where_the_first_transaction_comes_behind_a_gap(
     assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
 
 
+@pytest.mark.long
 def test_the_way_on_after_deleted_transactions_is_the_one_that_the_error_names(
     new_pipeline: NewPipeline,
 ) -> None:
@@ -172,6 +177,7 @@ def test_the_way_on_after_deleted_transactions_is_the_one_that_the_error_names(
         assert [row.id for row in pipeline.rows(table.name)] == [1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_the_way_on_leads_on_where_a_table_was_quiet_or_its_topic_has_lost_its_beginning(
     new_pipeline: NewPipeline, *, forgotten: bool
@@ -210,6 +216,7 @@ def test_without_a_record_and_transactions_nothing_is_done_until_the_next_one(
     assert [row.id for row in pipeline.rows("second")] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_table_that_was_left_out_gets_all_that_kafka_has(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(on_refused_table="park")
     pipeline.publisher.announce(*TABLES)

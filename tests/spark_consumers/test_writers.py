@@ -20,6 +20,7 @@ from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.iceberg.tables import sealed_of
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
+from tests.marks import long_but
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import PUBLISH
@@ -63,7 +64,7 @@ def require_once(pipeline: Pipeline, numbers: range) -> None:
     assert [tuple(row) for row in sums] == [(1, sum(numbers), len(numbers))]
 
 
-@pytest.mark.parametrize(("place", "name", "epochs"), SEAMS)
+@pytest.mark.parametrize(("place", "name", "epochs"), long_but(SEAMS[-1], SEAMS))
 def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
     new_pipeline: NewPipeline,
     monkeypatch: pytest.MonkeyPatch,
@@ -105,6 +106,7 @@ def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
     require_once(pipeline, range(2 + epochs))
 
 
+@pytest.mark.long
 def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not_believed(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +159,7 @@ def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not
     assert note() is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "name"),
     [
@@ -201,6 +204,7 @@ def test_an_overtaken_writer_notes_nothing_of_a_table(
     assert left == [metadata()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "name"), [(Staging, "adopt"), (epoch_runner, "publish")])
 def test_an_overtaken_writer_sets_back_no_bound_of_a_snapshot(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: object, name: str
@@ -246,6 +250,7 @@ def test_an_overtaken_writer_sets_back_no_bound_of_a_snapshot(
     assert [row.id for row in pipeline.rows("items")] == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_an_overtaken_writer_ends_no_rebuild_of_the_other_one(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +318,7 @@ def finish_rebuild(pipeline: Pipeline) -> int:
     return again
 
 
+@pytest.mark.long
 def test_an_overtaken_writer_brings_no_part_of_a_rebuild_twice(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +331,7 @@ def test_an_overtaken_writer_brings_no_part_of_a_rebuild_twice(
     assert finish_rebuild(pipeline) == 1
 
 
+@pytest.mark.long
 def test_a_part_is_not_put_on_the_table_where_another_writer_has_removed_its_branch(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +356,7 @@ def test_a_part_is_not_put_on_the_table_where_another_writer_has_removed_its_bra
     assert finish_rebuild(pipeline) == 1
 
 
+@pytest.mark.long
 def test_an_overtaken_writer_begins_no_rebuild_that_is_done(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +412,7 @@ def overtaken(
     pipeline.apply()
 
 
+@pytest.mark.long
 def test_what_an_overtaken_writer_has_committed_alone_is_not_brought_again(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,6 +440,7 @@ def test_what_an_overtaken_writer_has_committed_alone_is_not_brought_again(
     assert pipeline.runner.record.tables["public.log"].snapshot == catalog.snapshot_id(table)
 
 
+@pytest.mark.long
 def test_sums_get_an_epoch_though_another_one_has_given_them_its_number(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,6 +477,7 @@ def test_sums_get_an_epoch_though_another_one_has_given_them_its_number(
     assert [tuple(row) for row in sums] == [(1, 6, 3)]
 
 
+@pytest.mark.long
 def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_nothing(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +502,7 @@ def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_n
     assert [row.b for row in pipeline.rows("log")] == [0, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["insert", "written", "written first"])
 @pytest.mark.usefixtures("any_table_is_large")
 def test_what_is_written_is_not_adopted_by_halves_where_another_writer_has_removed_the_branch(
@@ -529,6 +541,7 @@ def test_what_is_written_is_not_adopted_by_halves_where_another_writer_has_remov
     assert refused == 1
 
 
+@pytest.mark.long
 def test_a_value_that_is_refused_leaves_all_tables_where_they_are(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ITEMS, LOG)
     with pipeline.publisher.transaction() as t:
@@ -544,6 +557,7 @@ def test_a_value_that_is_refused_leaves_all_tables_where_they_are(pipeline: Pipe
     assert [row.b for row in pipeline.rows("log")] == [1]
 
 
+@pytest.mark.long
 def test_a_table_that_an_epoch_brings_nothing_is_not_touched(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_every_drill_is_some_mistakes() -> None:
     assert {drill_of(name) for name in names()} == {"", *DRILLS}
 
 
+@pytest.mark.long
 def test_the_right_bridge_passes_the_drill_of_a_forgotten_part(
     local_bed: Bed, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_an_older_row_behind_a_newer_one_is_found(op: str) -> None:
     assert [type(one) for one in found] == [Finding], "by position the row is another, or gone"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_few_kills_and_a_failover_within_snapshots(local_bed: Bed, tmp_path: Path) -> None:
     """The long one: make torture KILLS=200 FAILOVERS=5."""

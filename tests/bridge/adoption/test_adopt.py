@@ -149,6 +149,7 @@ def _snapshot_is_unfinished(one: Taken) -> None:
             assert "has not read all rows of public.log" in refused.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_adopt_refuses_before_it_changes_anything(killed: list[Taken]) -> None:
     _, one, *_ = killed
@@ -200,6 +201,7 @@ def test_adopt_refuses_before_it_changes_anything(killed: list[Taken]) -> None:
     offsets.write_bytes(was or write_map({}))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_adopt_continues_topics_of_flat_rows(killed: list[Taken]) -> None:
     *_, one = killed
@@ -247,6 +249,7 @@ def _send_late(one: Taken) -> None:
     assert producer.flush(30) == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_adopt_names_the_records_of_a_running_debezium(killed: list[Taken]) -> None:
     """Before the events are sent: refused; afterwards: named."""

@@ -87,6 +87,7 @@ def consumer(client: SchemaRegistryClient) -> Decode:
     return decode
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", FORMS)
 def test_topics_with_schemas_are_continued_key_by_key(

@@ -99,6 +99,7 @@ def refused(one: Taken) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_null_is_not_the_columns_default(killed: list[Taken]) -> None:
     """As docs/ADOPT.md says of what is different afterwards."""
@@ -120,6 +121,7 @@ def _shape(one: Taken, **shaping: Any) -> None:
     one.config.write_text(yaml.safe_dump(settings))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_keys_of_another_form_are_refused(killed: list[Taken]) -> None:
     _, one = killed
@@ -133,6 +135,7 @@ def test_keys_of_another_form_are_refused(killed: list[Taken]) -> None:
         assert f"has key {theirs}, the bridge's is {ours}" in told
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_settings_of_kafka_that_hide_records_are_refused(killed: list[Taken]) -> None:
     one, _ = killed

@@ -49,6 +49,7 @@ def conninfo(pair: Provider, fresh_database: str) -> str:
     return found
 
 
+@pytest.mark.long
 def test_a_table_whose_snapshot_has_not_begun_keeps_it_from_being_given_back(
     conninfo: str, new_bridge: NewBridge, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_table_whose_snapshot_has_not_begun_keeps_it_from_being_given_back(
     assert (tmp_path / "offsets").exists()
 
 
+@pytest.mark.long
 def test_a_table_that_no_snapshot_can_read_keeps_it_from_being_given_back(
     conninfo: str, new_bridge: NewBridge, tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_table_that_no_snapshot_can_read_keeps_it_from_being_given_back(
     assert given.returncode == 0, given.stderr
 
 
+@pytest.mark.long
 def test_rows_that_are_read_in_part_are_waited_for_or_given_up(
     conninfo: str, new_bridge: NewBridge, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def test_a_lock_that_is_held(ground: Ground) -> None:
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_a_commit_that_waits_for_the_bridge_with_its_lock(ground: Ground) -> None:
     """A TRUNCATE waits for the bridge, which must not wait for the table."""
     server = ground.server()
@@ -61,7 +62,7 @@ def _truncate(conninfo: str) -> None:
         connection.execute("TRUNCATE t")
 
 
-@pytest.mark.parametrize("level", ["remote_write", "on"])
+@pytest.mark.parametrize("level", [pytest.param("remote_write", marks=pytest.mark.long), "on"])
 def test_a_commit_that_waits_returns_only_when_kafka_has_it(ground: Ground, level: str) -> None:
     """At each level of synchronous_commit that waits for a standby at all."""
     server = ground.server()
@@ -106,6 +107,7 @@ PUBLICATIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("definition", PUBLICATIONS)
 def test_published_columns_are_those_of_the_view(
     pair: Provider, fresh_database: str, definition: str

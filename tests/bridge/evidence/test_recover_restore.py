@@ -12,6 +12,7 @@ from tests.bridge.recover_process import recover
 from tests.providers.databases import connect
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_volume_that_is_set_back(ground: Ground, *, elsewhere: bool) -> None:
     """`elsewhere`: by another server, to which the bridge is led."""

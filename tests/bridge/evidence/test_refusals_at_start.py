@@ -88,6 +88,7 @@ def put(bridge: Bridge, record: ProgressRecord | None) -> None:
         )
 
 
+@pytest.mark.long
 def test_progress_is_lost_the_origin_dropped_and_the_topics_are_kept(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_dropped_origin(conninfo: str, new_bridge: NewBridge) -> None:
     bridge.assert_kafka_equals(conninfo, "t")
 
 
+@pytest.mark.long
 def test_a_record_of_an_older_release_is_accepted_and_completed(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_record_of_an_older_release_is_accepted_and_completed(
     assert bridge.progress()[-1].origin_lsn >= record.origin_lsn > 0
 
 
+@pytest.mark.long
 def test_a_publication_is_not_changed_inside_a_large_transaction(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

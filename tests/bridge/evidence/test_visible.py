@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from confluent_kafka import Producer
 
 from schemas.events import SETTLED_KEY, progress_topic
@@ -19,6 +20,7 @@ def positions(found: Visible) -> tuple[int | None, list[int], tuple[str, ...]]:
     return last, [hidden.end_lsn for hidden in found.hidden], found.others
 
 
+@pytest.mark.long
 def test_an_open_transaction_is_reported_and_not_awaited(kafka: Broker, topic_prefix: str) -> None:
     settings, topics = prepared(kafka, topic_prefix)
     assert read_visible(topics, "mine") == (None, (), ())
@@ -44,6 +46,7 @@ def test_an_open_transaction_is_reported_and_not_awaited(kafka: Broker, topic_pr
     assert positions(read_visible(topics, "mine")) == (300, [], ())
 
 
+@pytest.mark.long
 def test_other_slots_are_those_whose_last_record_is_there(kafka: Broker, topic_prefix: str) -> None:
     _settings, topics = prepared(kafka, topic_prefix)
     anyone = Producer({"bootstrap.servers": kafka.bootstrap_servers})

@@ -27,7 +27,7 @@ def behind(
     return bridge.start().streaming()
 
 
-@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize("end", [pytest.param("stopped", marks=pytest.mark.long), "killed"])
 def test_the_broker_is_gone_and_comes_again(
     conninfo: str,
     load: Load,
@@ -53,6 +53,7 @@ NETWORK: dict[str, Callable[[Proxy], None]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", list(NETWORK))
 def test_the_network_is_gone_for_longer_than_the_time_out(
     conninfo: str,
@@ -72,6 +73,7 @@ def test_the_network_is_gone_for_longer_than_the_time_out(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_a_slow_broker_costs_no_session(
     conninfo: str, load: Load, own_kafka: KafkaBroker, to_kafka: Proxy, new_bridge: NewBridge
 ) -> None:
@@ -101,6 +103,7 @@ def test_the_broker_is_out_of_disk(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_kafka_is_far_away_when_the_bridge_starts(
     conninfo: str,
     load: Load,

@@ -54,7 +54,7 @@ def alone(kafka_cluster: KafkaCluster, topic_prefix: str) -> Iterator[str]:
     admin.delete_topics([name])[name].result(30)
 
 
-@pytest.mark.parametrize("fault", ["roll", "disk"])
+@pytest.mark.parametrize("fault", ["roll", pytest.param("disk", marks=pytest.mark.long)])
 def test_brokers_come_and_go_and_nothing_is_lost_or_comes_twice(
     conninfo: str, load: Load, kafka_cluster: KafkaCluster, new_bridge: NewBridge, fault: str
 ) -> None:
@@ -63,6 +63,7 @@ def test_brokers_come_and_go_and_nothing_is_lost_or_comes_twice(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_topics_have_three_replicas_two_of_which_must_be_in_sync(
     kafka_cluster: KafkaCluster, topic_prefix: str
 ) -> None:
@@ -92,6 +93,7 @@ def test_topics_have_three_replicas_two_of_which_must_be_in_sync(
         assert told["message.timestamp.type"].value == "LogAppendTime"
 
 
+@pytest.mark.long
 def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer_goes_on(
     kafka_cluster: KafkaCluster, topic_prefix: str, alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
     producer.abandon()
 
 
+@pytest.mark.long
 def test_a_start_waits_for_a_partition_without_a_leader_and_says_so(
     conninfo: str, load: Load, kafka_cluster: KafkaCluster, alone: str, new_bridge: NewBridge
 ) -> None:
@@ -155,6 +158,7 @@ def test_a_start_waits_for_a_partition_without_a_leader_and_says_so(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_a_broker_that_was_cut_off_and_takes_itself_for_the_leader_proves_no_loss(
     kafka_cluster: KafkaCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def diverge(trio: Trio, new_bridge: NewBridge, **environment: str) -> Bridge:
     return bridge
 
 
+@pytest.mark.long
 def test_a_divergence_is_accepted_for_the_start_not_one_that_comes_later(
     trio: Trio, new_bridge: NewBridge
 ) -> None:

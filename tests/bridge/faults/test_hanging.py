@@ -32,6 +32,7 @@ from tests.bridge.faults.markers import (
 )
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
+from tests.marks import long_but
 from tests.providers.interface import Provider, Server
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
@@ -62,7 +63,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("forgotten", "told", "decision"), CASES)
+@pytest.mark.parametrize(("forgotten", "told", "decision"), long_but(CASES[0], CASES))
 def test_hanging_transaction_is_ended_as_kafka_decided(
     conninfo: str,
     load: Load,
@@ -88,6 +89,7 @@ def test_hanging_transaction_is_ended_as_kafka_decided(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_a_transaction_that_hangs_at_the_stop_is_ended_first(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge, tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_transaction_that_hangs_at_the_stop_is_ended_first(
     assert "decision=commit" in bridge.output
 
 
+@pytest.mark.long
 @pytest.mark.since_18
 def test_visible_removal_of_a_staging_proves_its_commit(
     conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge
@@ -147,6 +150,7 @@ def test_visible_removal_of_a_staging_proves_its_commit(
     assert sorted(event["after"]["id"] for event in bridge.events("p")) == [1, 2]
 
 
+@pytest.mark.long
 def test_a_bridge_with_another_database_decides_nothing(
     conninfo: str,
     load: Load,
@@ -174,6 +178,7 @@ def test_a_bridge_with_another_database_decides_nothing(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_the_slot_proves_a_commit_while_commits_wait_for_the_bridge(
     pair: Provider, conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
@@ -202,6 +207,7 @@ def test_the_slot_proves_a_commit_while_commits_wait_for_the_bridge(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_abort_of_the_next_transaction_keeps_the_hanging_one(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
@@ -225,6 +231,7 @@ def test_abort_of_the_next_transaction_keeps_the_hanging_one(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_a_later_record_proves_that_a_hanging_transaction_was_committed(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
@@ -245,6 +252,7 @@ def test_a_later_record_proves_that_a_hanging_transaction_was_committed(
     assert "decision=commit" in bridge.output
 
 
+@pytest.mark.long
 def test_visible_events_prove_a_commit_behind_any_number_of_aborted_records(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
@@ -272,6 +280,7 @@ def test_visible_events_prove_a_commit_behind_any_number_of_aborted_records(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_a_missing_marker_is_checked_before_the_next_transaction(
     conninfo: str, load: Load, own_kafka: KafkaBroker, to_kafka: Proxy, new_bridge: NewBridge
 ) -> None:
@@ -304,6 +313,7 @@ def test_a_missing_marker_is_checked_before_the_next_transaction(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_partitions_with_a_new_leader_epoch_are_looked_at(
     own_kafka: KafkaBroker, topic_prefix: str
 ) -> None:

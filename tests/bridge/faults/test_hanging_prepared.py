@@ -38,6 +38,7 @@ HANGING = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("forgotten", "told", "decision"), HANGING)
 @pytest.mark.parametrize("step", STEPS)
 def test_each_step_of_a_prepared_transaction_is_ended_as_it_was_decided(
@@ -62,6 +63,7 @@ def test_each_step_of_a_prepared_transaction_is_ended_as_it_was_decided(
     assert f"decision={decision}" in bridge.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 def test_abort_of_a_later_transaction_keeps_hanging_staged_records(
     conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge, step: str

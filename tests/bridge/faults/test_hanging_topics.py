@@ -40,6 +40,7 @@ def insert(conninfo: str, numbers: range, kind: str) -> None:
                 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("template", "outbox", "told"),
     [
@@ -137,6 +138,7 @@ def test_open_transaction_of_another_producer_is_left_alone(
     assert SETTLED_KEY not in {record.key for record in found}
 
 
+@pytest.mark.long
 def test_hanging_transaction_behind_another_producers_is_ended_after_it(
     conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge, topic_prefix: str
 ) -> None:

@@ -24,6 +24,7 @@ from tests.bridge.faults.markers import (
 )
 from tests.bridge.faults.test_hanging import QUIET, commit_once, tell
 from tests.bridge.running import Bridge
+from tests.marks import long_but
 
 CASES = [
     pytest.param(is_not_the_progress, False, ["settling"], id="only the record is visible"),
@@ -34,7 +35,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("forgotten", "told", "points"), CASES)
+@pytest.mark.parametrize(("forgotten", "told", "points"), long_but(CASES[2], CASES))
 def test_aborted_events_are_published_again(
     conninfo: str,
     load: Load,
@@ -54,6 +55,7 @@ def test_aborted_events_are_published_again(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["noted", "settled"])
 def test_a_note_that_is_left_over_does_no_harm(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge, point: str
@@ -69,6 +71,7 @@ def test_a_note_that_is_left_over_does_no_harm(
     assert notes(bridge) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("producer", [0, 1])
 def test_a_transaction_that_publishes_again_may_hang_too(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge, producer: int
@@ -98,6 +101,7 @@ def test_a_transaction_that_publishes_again_may_hang_too(
     assert notes(bridge) == set()
 
 
+@pytest.mark.long
 def test_a_transaction_that_ends_a_hanging_one_may_hang_too(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
@@ -116,6 +120,7 @@ def test_a_transaction_that_ends_a_hanging_one_may_hang_too(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_events_that_retention_removed_stop_the_bridge(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
@@ -137,6 +142,7 @@ def test_events_that_retention_removed_stop_the_bridge(
     assert notes(bridge) == set()
 
 
+@pytest.mark.long
 def test_events_of_a_missing_topic_stop_the_bridge(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:

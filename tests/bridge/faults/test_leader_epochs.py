@@ -31,6 +31,7 @@ def topic(own_kafka: KafkaBroker, topic_prefix: str) -> str:
     return topic_prefix
 
 
+@pytest.mark.long
 def test_records_that_were_cut_off_and_overwritten_are_found(
     own_kafka: KafkaBroker, to_kafka: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,6 +46,7 @@ def test_records_that_were_cut_off_and_overwritten_are_found(
         assert cut_off(through(to_kafka), noted(topic)) == expected
 
 
+@pytest.mark.long
 def test_silence_of_the_leader_is_not_an_answer(
     own_kafka: KafkaBroker, to_kafka: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +69,7 @@ def test_silence_of_the_leader_is_not_an_answer(
     assert sought
 
 
+@pytest.mark.long
 def test_records_that_retention_deleted_are_not_cut_off(own_kafka: KafkaBroker, topic: str) -> None:
     own_kafka.restart()  # another epoch
     write(own_kafka, topic)
@@ -78,6 +81,7 @@ def test_records_that_retention_deleted_are_not_cut_off(own_kafka: KafkaBroker, 
     assert found == dict.fromkeys(noted(topic), False)
 
 
+@pytest.mark.long
 def test_an_epoch_that_the_leader_never_had_is_cut_off(own_kafka: KafkaBroker, topic: str) -> None:
     """Of a former topic of the name, or of a volume that was set back."""
     found = cut_off(straight(own_kafka), noted(topic, epoch=7))

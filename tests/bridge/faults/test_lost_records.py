@@ -4,6 +4,7 @@ import struct
 from pathlib import Path
 
 import psycopg
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -88,6 +89,7 @@ def test_the_end_of_a_tables_topic_is_gone(
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_a_loss_is_accepted_for_the_start_not_one_that_comes_later(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
@@ -125,6 +127,7 @@ def noted(bridge: Bridge) -> None:
     eventually(lambda: count() >= wanted, what="the ends of partitions are noted")
 
 
+@pytest.mark.long
 def test_a_topic_that_is_gone_is_not_judged(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:

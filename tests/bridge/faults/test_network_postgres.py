@@ -11,6 +11,7 @@ import pytest
 from schemas.errors import ExitCode
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
+from tests.marks import long_but
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
 
@@ -36,7 +37,7 @@ def through(proxy: Proxy, conninfo: str) -> str:
     return f"{conninfo} port={proxy.port} connect_timeout=2"
 
 
-@pytest.mark.parametrize("fault", list(FAULTS))
+@pytest.mark.parametrize("fault", long_but("cut", FAULTS))
 def test_the_bridge_comes_back(
     conninfo: str, load: Load, to_server: Proxy, new_bridge: NewBridge, fault: str
 ) -> None:
@@ -50,6 +51,7 @@ def test_the_bridge_comes_back(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_a_slow_network_costs_no_session(
     conninfo: str, load: Load, to_server: Proxy, new_bridge: NewBridge
 ) -> None:

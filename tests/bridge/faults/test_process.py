@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from schemas.errors import ExitCode
 from tests.bridge.conftest import NewBridge
@@ -59,6 +60,7 @@ def test_stopped_for_longer_than_every_time_out_another_takes_over(
     assert_intact(other, load, conninfo)
 
 
+@pytest.mark.long
 def test_stopped_for_longer_than_every_time_out_alone(
     conninfo: str, load: Load, new_bridge: NewBridge
 ) -> None:
@@ -109,6 +111,7 @@ def test_the_spool_has_no_disk(conninfo: str, new_bridge: NewBridge) -> None:
     assert_rebuilt(bridge)
 
 
+@pytest.mark.long
 def test_the_wall_clock_jumps_back_and_forth_by_years(
     conninfo: str, load: Load, new_bridge: NewBridge, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from services.testbed.pair import STANDBY_SLOT, set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import TABLE, Load, assert_intact, await_session
 from tests.bridge.running import Bridge
+from tests.marks import long_but
 from tests.providers import databases
 from tests.providers.databases import connect
 from tests.providers.interface import Provider, Server, Trio
@@ -59,7 +60,7 @@ FAULTS: dict[str, Callable[[Server], None]] = {
 }
 
 
-@pytest.mark.parametrize("fault", list(FAULTS))
+@pytest.mark.parametrize("fault", long_but("killed", FAULTS))
 def test_the_server_is_gone_and_comes_again(
     trio: Trio, conninfo: str, load: Load, bridge: Bridge, fault: str
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_server_is_gone_and_comes_again(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_all_connections_are_taken_when_it_comes_back(
     trio: Trio, conninfo: str, load: Load, bridge: Bridge
 ) -> None:
@@ -150,6 +152,7 @@ def listed(trio: Trio, conninfo: str) -> Iterator[psycopg.Connection[tuple[objec
         connection.execute(f"{DROPPED} FROM pg_replication_slots WHERE slot_name = '{LISTED}'")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("said", list(AWAITED))
 def test_a_primary_that_awaits_a_standby_restarts_and_the_bridge_goes_on(
     trio: Trio,
@@ -195,6 +198,7 @@ UNPRINTABLE = (
 """The server takes any bytes as a value, and fails with XX000 when it is to print them."""
 
 
+@pytest.mark.long
 def test_undecodable_wal_ends_in_an_exit_code(conninfo: str, new_bridge: NewBridge) -> None:
     bridge = new_bridge(conninfo, connect_deadline_ms=5000).start().streaming()
     with psycopg.connect(conninfo, autocommit=True) as connection:

@@ -5,6 +5,7 @@ moved, another system identifier; tests/bridge/test_failover.py: older timeline,
 """
 
 import psycopg
+import pytest
 from confluent_kafka.admin import AdminClient
 
 from schemas.errors import ExitCode
@@ -40,6 +41,7 @@ def test_the_origin_is_ahead_of_kafkas_record(
     assert "restore the topics, or run `slotbridge recover`, or start over" in line
 
 
+@pytest.mark.long
 def test_the_records_of_the_progress_topic_are_gone(
     conninfo: str, load: Load, new_bridge: NewBridge
 ) -> None:
@@ -68,6 +70,7 @@ def test_the_slot_is_gone(conninfo: str, load: Load, new_bridge: NewBridge) -> N
     assert "start over with a new slot" in line
 
 
+@pytest.mark.long
 def test_the_slot_is_active_until_another_client_has_gone(
     conninfo: str, load: Load, new_bridge: NewBridge
 ) -> None:

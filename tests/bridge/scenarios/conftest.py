@@ -11,6 +11,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.oracle import Copy, assert_rebuilt
 from tests.bridge.running import Bridge
 from tests.conftest import OLDEST_POSTGRES, database
+from tests.marks import long_but
 from tests.providers.databases import Connection
 from tests.providers.interface import Provider
 
@@ -70,11 +71,18 @@ class Scene:
         return int(row[0])
 
 
-@pytest.fixture(params=["pair", "oldest_pair"], ids=["postgres", f"postgres-{OLDEST_POSTGRES}"])
+SERVERS = [
+    pytest.param("pair", id="postgres"),
+    pytest.param("oldest_pair", id=f"postgres-{OLDEST_POSTGRES}"),
+]
+
+
+@pytest.fixture(params=long_but(SERVERS[0], SERVERS))
 def scene(request: pytest.FixtureRequest, new_bridge: NewBridge) -> Iterator[Scene]:
     """A Scene whose bridge is not started yet: on the session's PostgreSQL and on the oldest one.
 
-    The marker `since_18` leaves the oldest one out.
+    The marker `since_18` leaves the oldest one out. On the oldest one, `make test` runs only what
+    asks for it by `@pytest.mark.parametrize("scene", SERVERS, indirect=True)`.
     """
     oldest = request.param == "oldest_pair"
     if oldest and request.node.get_closest_marker("since_18"):

@@ -129,6 +129,7 @@ def move_rows(scene: Scene, root: str) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_013_partition_each_for_itself(scene: Scene, identity: str) -> None:
     """A topic for each leaf; a row that moves is deleted there and created here."""
@@ -144,6 +145,7 @@ def test_013_partition_each_for_itself(scene: Scene, identity: str) -> None:
     assert [len(copy.of(leaf, "t")) for leaf in leaves] == [1, 1, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_013_partition_as_their_root(scene: Scene, identity: str) -> None:
     """One topic and one shape; the server keeps a TRUNCATE of a single partition to itself."""
@@ -174,6 +176,7 @@ def test_a_partition_with_another_identity_than_its_root(scene: Scene) -> None:
     scene.finish()
 
 
+@pytest.mark.long
 def test_a_partition_whose_identity_is_not_its_roots_key_is_refused(scene: Scene) -> None:
     """The WAL has another key than the root's: the error names the table, and nothing is lost."""
     partitioned(scene, "p", "DEFAULT")
@@ -189,6 +192,7 @@ def test_a_partition_whose_identity_is_not_its_roots_key_is_refused(scene: Scene
     assert "(public.p, at LSN" in scene.bridge.output
 
 
+@pytest.mark.long
 def test_a_key_that_changes_unseen_in_a_partition_is_refused(scene: Scene) -> None:
     """Without an old row the old key would stay in Kafka; other partitions are not disturbed."""
     partitioned(scene, "p", "DEFAULT")
@@ -214,6 +218,7 @@ def test_a_key_that_changes_unseen_in_a_partition_is_refused(scene: Scene) -> No
     assert b'{"id":8,"region":"s"}' in keys and b'{"id":1003,"region":"s"}' not in keys
 
 
+@pytest.mark.long
 def test_a_deferrable_primary_key_is_not_used_as_key(scene: Scene) -> None:
     """Two rows have it at a time, within a transaction: as a key it would lose one of them."""
     scene.run("CREATE TABLE t (a int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, b text)")

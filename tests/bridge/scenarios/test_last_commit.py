@@ -2,6 +2,8 @@
 
 import contextlib
 
+import pytest
+
 from schemas.events import ProgressRecord
 from services.bridge.progress.wal_commit import (
     NO_COMMIT,
@@ -70,6 +72,7 @@ def published_from_elsewhere(scene: Scene) -> list[ProgressRecord]:
     return records
 
 
+@pytest.mark.long
 def test_a_commit_of_many_subtransactions_is_judged_too(scene: Scene) -> None:
     scene.configure(heartbeat_interval_ms=60_000)
     scene.run("CREATE TABLE t (id int PRIMARY KEY)")

@@ -41,6 +41,7 @@ BEFORE = ("INSERT INTO t VALUES (3, 'a')", "UPDATE t SET id = 4 WHERE id = 2")
 AFTER = ("INSERT INTO t (id, code) VALUES (9, 'z')", "UPDATE t SET code = code || '!'")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ddl", "expected"),
     [
@@ -68,6 +69,7 @@ def test_a_key_that_changed_since(
     assert keys(copy, "t") == expected
 
 
+@pytest.mark.long
 def test_a_key_column_that_was_renamed_since(behind: Scene) -> None:
     behind.run(*BEFORE, "ALTER TABLE t RENAME id TO number", "INSERT INTO t VALUES (9, 'z')")
     behind.run("UPDATE t SET code = code || '!'")
@@ -96,6 +98,7 @@ def test_a_table_that_is_gone(behind: Scene) -> None:
     assert sorted(record.key or b"" for record in records) == [b'{"id":1}', b'{"id":2}']
 
 
+@pytest.mark.long
 def test_a_key_of_a_table_that_was_never_published(behind: Scene) -> None:
     """Its rows before it got its key have none, those after it have it."""
     behind.run(

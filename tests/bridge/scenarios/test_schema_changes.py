@@ -63,11 +63,13 @@ def table(scene: Scene) -> Scene:
     return scene
 
 
+@pytest.mark.long
 def test_schema_changes_between_transactions(table: Scene) -> None:
     table.run(*steps(), REWRITE)
     assert told(table) == SHAPES
 
 
+@pytest.mark.long
 def test_schema_changes_within_one_transaction(table: Scene) -> None:
     table.together(*steps(), REWRITE)
     assert told(table) == SHAPES
@@ -108,6 +110,7 @@ def test_killed_right_after_each_change(table: Scene) -> None:
     assert told(table) == SHAPES
 
 
+@pytest.mark.long
 def test_a_large_transaction_with_ddl_killed_between_its_parts(scene: Scene) -> None:
     scene.configure(transaction_bytes_max=2**16)
     scene.run("CREATE TABLE t (id int PRIMARY KEY, note text)")
@@ -186,6 +189,7 @@ def test_partitions_come_and_go(scene: Scene) -> None:
     assert {shape.table for shape in copy.shapes} == {"p_1", "p_2", "p_3"}
 
 
+@pytest.mark.long
 def test_partitions_of_a_published_root_come_and_go(scene: Scene) -> None:
     scene.run(
         "CREATE TABLE p (id int PRIMARY KEY, b int) PARTITION BY RANGE (id)",
@@ -210,6 +214,7 @@ def test_partitions_of_a_published_root_come_and_go(scene: Scene) -> None:
     assert {shape.table for shape in copy.shapes} == {"p"}
 
 
+@pytest.mark.long
 def test_the_publication_changes_while_transactions_are_open(scene: Scene) -> None:
     """Plain and streamed ones: what comes after the change is as the publication is then."""
     scene.run("CREATE TABLE a (id int PRIMARY KEY, b int, c int)")
@@ -237,6 +242,7 @@ def test_the_publication_changes_while_transactions_are_open(scene: Scene) -> No
     assert len(copy.of("early")) == 1
 
 
+@pytest.mark.long
 def test_an_older_shape_that_is_committed_later_is_not_the_present_one(scene: Scene) -> None:
     """A streamed transaction commits after its table was described anew outside of it.
 

@@ -53,6 +53,7 @@ def test_100_bugs(scene: Scene) -> None:
     }
 
 
+@pytest.mark.long
 def test_upserts_that_lose_their_race(scene: Scene) -> None:
     """Speculative insertions that are taken back leave nothing, also in streamed transactions."""
     scene.run("CREATE TABLE t (a int PRIMARY KEY, b text)")
@@ -75,6 +76,7 @@ def test_upserts_that_lose_their_race(scene: Scene) -> None:
     assert scene.streamed() >= 1
 
 
+@pytest.mark.long
 def test_rows_of_a_table_that_the_same_transaction_made_and_dropped(scene: Scene) -> None:
     scene.run("CREATE TABLE t (a int PRIMARY KEY)")
     scene.start()

@@ -3,6 +3,8 @@
 Where a subscriber's tables are compared there, the tables made from Kafka are compared here.
 """
 
+import pytest
+
 from tests.bridge.scenarios.conftest import Scene
 
 TABLE = "CREATE TABLE test_tab (a int PRIMARY KEY, b bytea)"
@@ -38,6 +40,7 @@ def test_015_stream(scene: Scene) -> None:
     ]
 
 
+@pytest.mark.long
 def test_016_stream_subxact(scene: Scene) -> None:
     scene.run(TABLE)
     scene.start()
@@ -56,6 +59,7 @@ def test_016_stream_subxact(scene: Scene) -> None:
     assert scene.streamed() >= 1
 
 
+@pytest.mark.long
 def test_017_stream_ddl(scene: Scene) -> None:
     """Each statement's rows have the columns of its moment, within one streamed transaction."""
     scene.run(TABLE)
@@ -117,6 +121,7 @@ def test_018_stream_subxact_abort(scene: Scene) -> None:
     assert scene.streamed() >= 2
 
 
+@pytest.mark.long
 def test_019_stream_subxact_ddl_abort(scene: Scene) -> None:
     """Columns that were rolled back are in no event, and are not announced."""
     scene.run(TABLE)

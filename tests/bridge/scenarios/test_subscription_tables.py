@@ -12,11 +12,12 @@ import pytest
 from schemas.events import message_topic
 from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import read_committed
-from tests.bridge.scenarios.conftest import SMALL, Scene
+from tests.bridge.scenarios.conftest import SERVERS, SMALL, Scene
 from tests.providers import databases
 from tests.providers.interface import Provider
 
 
+@pytest.mark.parametrize("scene", SERVERS, indirect=True)
 def test_001_rep_changes(scene: Scene) -> None:
     """Every replica identity, tables that join and leave the publication, what it publishes."""
     scene.run(
@@ -79,6 +80,7 @@ def test_001_rep_changes(scene: Scene) -> None:
     assert "tab_notrep" not in {shape.table for shape in copy.shapes}
 
 
+@pytest.mark.long
 def test_005_encoding(pair: Provider, topic_prefix: str, new_bridge: NewBridge) -> None:
     """A database in LATIN1: names and values come in UTF-8."""
     name = f"latin_{topic_prefix}"
@@ -101,6 +103,7 @@ def test_005_encoding(pair: Provider, topic_prefix: str, new_bridge: NewBridge) 
         databases.remove(pair.primary, name, keep_origins=known)
 
 
+@pytest.mark.long
 def test_006_rewrite(scene: Scene) -> None:
     """A rewritten table has no rows to decode; what follows has the new columns."""
     scene.run("CREATE TABLE test1 (a int PRIMARY KEY, b text)")
@@ -117,6 +120,7 @@ def test_006_rewrite(scene: Scene) -> None:
     scene.finish()
 
 
+@pytest.mark.long
 def test_009_matviews(scene: Scene) -> None:
     scene.run("CREATE TABLE test1 (a int PRIMARY KEY, b text)")
     scene.start()
@@ -227,6 +231,7 @@ def test_020_messages(scene: Scene) -> None:
     ]
 
 
+@pytest.mark.long
 def test_025_rep_changes_for_schema(scene: Scene) -> None:
     """Tables come and go with their schema."""
     scene.run(
@@ -331,6 +336,7 @@ def test_031_column_list(scene: Scene) -> None:
     assert "parted_1" not in {shape.table for shape in copy.shapes}
 
 
+@pytest.mark.long
 @pytest.mark.since_18
 def test_034_temporal(scene: Scene) -> None:
     """A primary key WITHOUT OVERLAPS."""

@@ -50,6 +50,7 @@ def test_021_twophase(table: Scene) -> None:
     table.finish()
 
 
+@pytest.mark.long
 def test_022_twophase_cascade(table: Scene) -> None:
     """Nested savepoints, partly rolled back before the PREPARE."""
     prepare(
@@ -68,6 +69,7 @@ def test_022_twophase_cascade(table: Scene) -> None:
     assert sorted(row["a"] for row in copy.table("t").rows) == [1, 2, 21, 23]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [False, True], ids=["", "killed between"])
 def test_023_twophase_stream(table: Scene, killed: bool) -> None:
     """Large ones are streamed and staged; decided in another order, with others in between."""
@@ -94,6 +96,7 @@ def test_023_twophase_stream(table: Scene, killed: bool) -> None:
         assert table.streamed() >= 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", ["INSERT INTO t VALUES (7, 'x')", BULK.format(1000)])
 def test_a_table_changed_in_a_prepared_transaction(table: Scene, rows: str) -> None:
     """Small, and streamed. What is rolled back is not announced; what is committed is, once."""
@@ -110,6 +113,7 @@ def test_a_table_changed_in_a_prepared_transaction(table: Scene, rows: str) -> N
     assert copy.columns("t") == [["a", "b"], ["a", "b", "c"]]
 
 
+@pytest.mark.long
 def test_a_table_first_seen_in_a_transaction_that_is_rolled_back(table: Scene) -> None:
     """The server describes it once; its first event comes later."""
     prepare(table, "dropped", "INSERT INTO other VALUES (1)")
@@ -121,6 +125,7 @@ def test_a_table_first_seen_in_a_transaction_that_is_rolled_back(table: Scene) -
     assert [e.after for e in copy.of("other")] == [{"a": 3}, {"a": 2}]
 
 
+@pytest.mark.long
 def test_a_type_made_in_a_prepared_transaction(table: Scene) -> None:
     """The catalog does not have it before the COMMIT PREPARED, and is asked after it."""
     prepare(

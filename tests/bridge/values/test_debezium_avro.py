@@ -89,6 +89,7 @@ def copies(
     )
 
 
+@pytest.mark.long
 @MODES
 def test_schemas_are_the_same(copies: dict[str, Source], mode: str) -> None:
     """Of keys and values, but for what differs on purpose and the order of an envelope's fields."""
@@ -112,6 +113,7 @@ def test_schemas_are_the_same(copies: dict[str, Source], mode: str) -> None:
     assert sources == OTHER_SOURCE
 
 
+@pytest.mark.long
 @MODES
 def test_payloads_are_the_same(copies: dict[str, Source], mode: str) -> None:
     """Values, keys and headers; as in JSON, where `differences` has no more than that."""

@@ -61,6 +61,7 @@ def copies(
     )["connect"]
 
 
+@pytest.mark.long
 def test_schemas_and_values_are_those_of_debezium(copies: Source) -> None:
     """But for arrays of dates, which Debezium reads through java.sql (differences.py)."""
     topics = [f"public.{table}" for table in TABLES]

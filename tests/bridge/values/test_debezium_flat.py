@@ -43,6 +43,7 @@ def columns(document: dict[str, Any], *without: str) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name not in without}
 
 
+@pytest.mark.long
 def test_rows_and_schemas_are_the_same(copies: dict[str, Source]) -> None:
     theirs, ours = copies["default"].theirs, copies["default"].ours
     topics = theirs.keys() & ours.keys() - {"message"}

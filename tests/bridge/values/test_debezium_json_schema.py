@@ -91,6 +91,7 @@ def copies(
     )
 
 
+@pytest.mark.long
 @MODES
 def test_schemas_are_the_same(copies: dict[str, Source], mode: str) -> None:
     """Of keys and values, but for what differs on purpose and the order of an envelope's fields."""
@@ -113,12 +114,14 @@ def test_schemas_are_the_same(copies: dict[str, Source], mode: str) -> None:
     assert sources == OF_DEBEZIUM | OF_THE_BRIDGE
 
 
+@pytest.mark.long
 @MODES
 def test_payloads_are_the_same(copies: dict[str, Source], mode: str) -> None:
     """Values, keys and headers; as without schemas, where `differences` has no more than that."""
     require_same_payloads(copies, mode, UNFIT | NOT_FINITE | IN_NO_ARRAY_OF_CHARACTERS)
 
 
+@pytest.mark.long
 @MODES
 def test_debeziums_events_are_documents_of_the_bridges_schemas(
     copies: dict[str, Source], mode: str

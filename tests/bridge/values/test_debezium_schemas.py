@@ -41,6 +41,7 @@ def copies(
     )
 
 
+@pytest.mark.long
 @MODES
 def test_schemas_are_the_same(copies: dict[str, Source], mode: str) -> None:
     """Of keys and values, but for what differs on purpose and the order of an envelope's fields."""
@@ -64,6 +65,7 @@ def test_schemas_are_the_same(copies: dict[str, Source], mode: str) -> None:
     assert found == set(OTHER_SCHEMAS) | OTHER_DECIMAL[mode]
 
 
+@pytest.mark.long
 @MODES
 def test_payloads_are_the_same(copies: dict[str, Source], mode: str) -> None:
     """As without schemas, where `differences` has no more than that."""

@@ -161,6 +161,7 @@ def test_bit_strings(ask: Ask, bits: str) -> None:
     assert read == int(bits, 2)
 
 
+@pytest.mark.long
 @given(st.dictionaries(texts, st.none() | texts))
 def test_hstore(ask: Ask, pairs: dict[str, str | None]) -> None:
     sql = "hstore(%s::text[], %s::text[])"
@@ -169,6 +170,7 @@ def test_hstore(ask: Ask, pairs: dict[str, str | None]) -> None:
     assert json.loads(ask(sql, keys, values, hstore_handling="json")) == pairs
 
 
+@pytest.mark.long
 @given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=5))
 @settings(max_examples=30)
 def test_vectors(ask: Ask, numbers: list[float]) -> None:
@@ -176,6 +178,7 @@ def test_vectors(ask: Ask, numbers: list[float]) -> None:
     assert read == ask("%s::float4[]", numbers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SPECIAL_NAMES)
 @pytest.mark.parametrize("modes", [{}, DEBEZIUM], ids=["ours", "debezium"])
 def test_types_of_ones_own_under_special_names(ask: Ask, name: str, modes: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ def test_no_worker(sound: Examiner) -> None:
     tell(trio.subscriber, f"ALTER SUBSCRIPTION s1 CONNECTION {quoted(before)}", dbname=trio.dbname)
 
 
+@pytest.mark.long
 def test_a_worker_that_fails_and_is_started_again_and_again(sound: Examiner) -> None:
     """A lone look may find it just started; its predecessors' errors are seen all the same."""
     trio = sound.trio
@@ -50,6 +51,7 @@ def verdict(examiner: Examiner) -> str:
     return str(of_worker[0]["severity"])
 
 
+@pytest.mark.long
 def test_a_worker_whose_publisher_does_not_answer(sound: Examiner) -> None:
     """It hangs before start_apply, so that PostgreSQL counts no error: it is never called sound."""
     trio = sound.trio

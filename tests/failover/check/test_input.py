@@ -30,6 +30,7 @@ def test_answers_for_people_programs_and_plugins(sound: Examiner) -> None:
     assert sound.run("--nagios", "--json").code == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("node", "said"),
     [("zz", "zz is not one of the nodes a, b"), ("a", "a is the primary")],
@@ -88,6 +89,7 @@ def test_two_primaries(fresh: Examiner) -> None:
     assert "b does not answer" in lone["node-answers"][0]["what"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "conninfo", ["host=a port=b port", "postgres://[::1", "service=not_defined_anywhere"]
 )
@@ -128,6 +130,7 @@ def test_connection_strings_of_every_kind(
     assert found["node-answers"][0]["evidence"] == "b: refused, connection refused"
 
 
+@pytest.mark.long
 def test_fix_is_refused_where_it_could_not_ask(sound: Examiner) -> None:
     set_on(sound.trio.primary, synchronized_standby_slots="")
     sound.expect("standby-slot-listed")

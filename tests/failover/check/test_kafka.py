@@ -141,6 +141,7 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     assert "can't be read" in finding["what"]
 
 
+@pytest.mark.long
 def test_watch_judges_the_record_as_it_is_now(bridged: Examiner, tmp_path: Path) -> None:
     """Not as it was when it started: the origin goes on, and the record with it."""
     trio, document = bridged.trio, yaml.safe_load(bridged.config.read_text())

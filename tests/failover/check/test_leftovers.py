@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from services.failover.checks.facts import facts_of
 from services.failover.checks.model import Severity
 from services.failover.checks.readiness import candidate
@@ -29,6 +31,7 @@ def test_a_physical_slot_that_no_standby_uses(sound: Examiner) -> None:
     sound.carry_out(finding)
 
 
+@pytest.mark.long
 def test_the_slot_by_which_the_primary_once_streamed_is_dropped_by_fix(sound: Examiner) -> None:
     """As it stays on the old primary where another tool has switched over."""
     set_on(sound.trio.primary, primary_slot_name="'formerly'")

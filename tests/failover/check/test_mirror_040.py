@@ -30,6 +30,7 @@ def cast(local_bed: Bed, tmp_path: Path) -> Iterator[Cast]:
         yield Cast(local_bed, tmp_path, exits)
 
 
+@pytest.mark.long
 @pytest.mark.since_18  # the messages are those of 18
 def test_standby_failover_slots_sync(cast: Cast) -> None:
     _failover_of_a_subscription_is_its_slots(cast)

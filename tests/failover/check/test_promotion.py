@@ -54,6 +54,7 @@ def test_nodes_without_commands_that_end_them(sound: Examiner, tmp_path: Path) -
     managed.expect()
 
 
+@pytest.mark.long
 @pytest.mark.since_18  # idle_replication_slot_timeout
 def test_slots_that_may_be_idle_for_a_while_only(sound: Examiner) -> None:
     set_on(sound.trio.primary, idle_replication_slot_timeout="'1d'")
@@ -76,6 +77,7 @@ def test_a_subscription_in_a_database_that_is_not_named(sound: Examiner) -> None
     tell(trio.subscriber, "DROP DATABASE forgotten")
 
 
+@pytest.mark.long
 @pytest.mark.since_18  # idle_replication_slot_timeout
 def test_only_what_is_wrong_is_printed_with_problems(sound: Examiner) -> None:
     quiet = sound.run("--problems")

@@ -83,6 +83,7 @@ def test_pg_hba_admits_replication_only(local: Examiner) -> None:
     reset_upstream(local)
 
 
+@pytest.mark.long
 def test_extension_and_native_synchronization_both(local: Examiner) -> None:
     """Breaker 23: the extension is not packaged here; another library stands under its name."""
     standby = local.trio.standby
@@ -163,6 +164,7 @@ def third(local_bed: Bed) -> Iterator[Callable[[str], PostgresServer]]:
         yield make
 
 
+@pytest.mark.long
 def test_standby_of_a_standby(
     local: Examiner, third: Callable[[str], PostgresServer], tmp_path: Path
 ) -> None:

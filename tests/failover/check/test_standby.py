@@ -173,6 +173,7 @@ def test_a_standby_that_was_left_cut_off(sound: Examiner, tmp_path: Path) -> Non
     sound.hasten()
 
 
+@pytest.mark.long
 def test_fix_does_not_do_what_is_no_longer_needed_once_the_operator_has_agreed(
     sound: Examiner,
 ) -> None:
@@ -220,6 +221,7 @@ def test_replay_delayed(sound: Examiner) -> None:
     reset_on(sound.trio.standby, "recovery_min_apply_delay")
 
 
+@pytest.mark.long
 def test_a_standby_that_was_started_anew_has_more_wal_than_it_tells(sound: Examiner) -> None:
     """Until it has read what it has: then it waits for more, or streams."""
     trio = sound.trio
@@ -250,6 +252,7 @@ def test_a_standby_that_was_started_anew_has_more_wal_than_it_tells(sound: Exami
         assert (told().received_lsn or 0) >= parse_lsn(target)
 
 
+@pytest.mark.long
 def test_stale_lists_on_the_standby(sound: Examiner) -> None:
     """Breaker 19: what a base backup copied of the primary's own standbys."""
     set_on(
@@ -278,6 +281,7 @@ def use_slot(examiner: Examiner, slot: str, *, instead_of: str = "slotfailover_b
     )
 
 
+@pytest.mark.long
 def test_the_standby_is_paused_and_lags(fresh: Examiner, tmp_path: Path) -> None:
     """What is not received is lost with the primary: critical above the limit."""
     folder = tmp_path / "limited"
@@ -297,6 +301,7 @@ def test_the_standby_is_paused_and_lags(fresh: Examiner, tmp_path: Path) -> None
     assert not fresh.problems().get("standby-lag")
 
 
+@pytest.mark.long
 def test_fix_changes_nothing_while_another_command_is_at_work(
     sound: Examiner, tmp_path: Path
 ) -> None:

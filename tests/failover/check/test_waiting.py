@@ -87,6 +87,7 @@ def test_a_slot_in_the_list_is_invalidated(sound: Examiner) -> None:
     tell(primary, "SELECT pg_drop_replication_slot('away')")
 
 
+@pytest.mark.long
 def test_unknown_slot_of_the_standby_is_named_once_made(sound: Examiner) -> None:
     """What the remedy writes keeps the names that are right."""
     trio = sound.trio

@@ -103,6 +103,7 @@ def opened(browser: Browser, watching: Watching, **options: object) -> Page:
     return page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 360])
 def test_page_is_readable_in_light_and_dark_wide_and_narrow(
@@ -144,6 +145,7 @@ def test_page_shows_what_the_api_says(browser: Browser, watching: Watching) -> N
         page.close()
 
 
+@pytest.mark.long
 def test_page_refreshes_by_itself_and_keeps_what_was_opened(
     browser: Browser, watching: Watching, trio: Trio
 ) -> None:
@@ -163,6 +165,7 @@ def test_page_refreshes_by_itself_and_keeps_what_was_opened(
         page.close()
 
 
+@pytest.mark.long
 def test_the_page_works_without_scripts(browser: Browser, watching: Watching) -> None:
     context = browser.new_context(java_script_enabled=False)
     try:
@@ -176,6 +179,7 @@ def test_the_page_works_without_scripts(browser: Browser, watching: Watching) ->
         context.close()
 
 
+@pytest.mark.long
 def test_the_page_loads_nothing_from_other_hosts(watching: Watching) -> None:
     answer = watching.ask("")
     assert answer.headers["content-security-policy"] == _HEADERS["Content-Security-Policy"]
@@ -201,6 +205,7 @@ def test_orders_need_the_token(watching: Watching) -> None:
     eventually(lambda: watching.metric("slotfailover_paused") == 0, what="it goes on")
 
 
+@pytest.mark.long
 def test_orders_are_refused_if_no_token_is_set(trio: Trio, tmp_path: Path) -> None:
     replica = Watching(configuration(tmp_path, trio, watch=SETTINGS))
     try:
@@ -214,6 +219,7 @@ def test_orders_are_refused_if_no_token_is_set(trio: Trio, tmp_path: Path) -> No
     assert (refused.code, "at least 16" in refused.err) == (2, True)
 
 
+@pytest.mark.long
 def test_the_api_says_what_the_commands_say(watching: Watching) -> None:
     assert watching.ask("v1/checks").json["ready"] is True
     plan = watching.ask("v1/plan").json

@@ -26,6 +26,7 @@ UNANSWERED = {
 """Panels that show nothing here, and why."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_query_is_answered(
     local_trio: NewTrio, local_bed: Bed, kafka: Broker, topic_prefix: str, tmp_path: Path

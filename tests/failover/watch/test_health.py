@@ -141,6 +141,7 @@ listen primary
 """
 
 
+@pytest.mark.long
 def test_haproxy_leads_clients_to_whoever_takes_writes(new_pair: NewPair, tmp_path: Path) -> None:
     program = shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")
     if program is None:

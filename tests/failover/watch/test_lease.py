@@ -290,6 +290,7 @@ def test_page_status_and_metrics_tell_who_holds_it() -> None:
     assert registry_of(Snapshot).get_sample_value("slotfailover_lease_held") is None
 
 
+@pytest.mark.long
 def test_only_who_may_lead_takes_the_lock_and_lets_go_of_it_else(
     local_trio: NewTrio, tmp_path: Path
 ) -> None:
