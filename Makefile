@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test test-long test-long-status quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
+.PHONY: help demo test test-long test-long-status test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
@@ -44,6 +44,9 @@ test-long-status: $(READY) ## which shards of test-long passed, at which commit
 quick: WORKERS = $(shell nproc 2>/dev/null || echo 2)
 quick: $(READY) ## the tests that need no server (some 80 CPU-seconds)
 	@$(PYTEST) -m "not servers and not slow and not long" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
+
+test-of: $(READY) ## the tests of one module (MODULE=services/bridge/sink/topics.py)
+	@CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(BIN)/python -m tests.of_module $(MODULE) $(PYTEST_OPTIONS)
 
 properties: $(READY) ## the property tests with new examples, 2,000 of each (PYTEST_OPTIONS=-k name)
 	@HYPOTHESIS_PROFILE="new examples" $(PYTEST) -m "hypothesis and not servers" $(PYTEST_OPTIONS)

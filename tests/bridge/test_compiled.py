@@ -348,7 +348,6 @@ def test_switched_off_nothing_compiled_is_loaded() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_wheel_has_what_was_compiled(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(

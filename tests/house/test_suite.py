@@ -1,5 +1,6 @@
 """The suite's own rules: who may start a server, and which Pythons are tried."""
 
+import ast
 import importlib
 import os
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import shards
 from tests.interpreters import folders, interpreters
 from tests.providers.interface import Provider
 from tests.serverless import NEEDS_SERVERS
@@ -43,6 +45,36 @@ def test_each_version_of_python_is_tried_once_and_a_broken_one_is_named(tmp_path
     usable, silent = interpreters(places[:2])
     assert usable == {sys.version_info[:3]: usual / "python3"}
     assert silent == [broken / "python3.12"]
+
+
+def test_make_test_has_each_test_that_the_table_of_promises_names() -> None:
+    table = (ROOT / "docs/contributing/TESTS.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", table))
+    kept: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        kept |= {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
+            and "pytest.mark.long" not in map(ast.unparse, node.decorator_list)
+        }
+    assert named and not named - kept
+
+
+def test_shards_have_all_files_once_and_about_equal_seconds() -> None:
+    seconds = {f"test_{number}.py": float(number) for number in range(40)}
+    cuts = shards.cut([*seconds, "test_new.py"], seconds, 3)
+    assert sorted(file for files in cuts for file in files) == sorted([*seconds, "test_new.py"])
+    sums = [sum(seconds.get(file, shards.AVERAGE_S) for file in files) for files in cuts]
+    assert max(sums) - min(sums) <= 2
+    assert shards.cut(reversed(list(seconds)), seconds, 3) == shards.cut(seconds, seconds, 3)
+
+
+@pytest.mark.parametrize("text", ["", "3", "0/2", "3/2", "a/2", "1/2/3", "-1/2"])
+def test_what_is_not_a_shard_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="names no shard"):
+        shards.parse(text)
 
 
 def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import threading
 
-import pytest
-
 from tests.failover.check.examining import Examiner, make_slot, quoted, set_on
 from tests.failover.servers import ask, create_subscription, subscribe, tell, write
 from tests.providers.databases import connect
@@ -106,7 +104,6 @@ def test_a_leftover_slot_of_that_name(sound: Examiner) -> None:
     drop(sound, "late")
 
 
-@pytest.mark.long
 def test_an_idle_subscription(sound: Examiner) -> None:
     """Breaker 11: the standby has seen more than the slot needs, and nothing moves the slot."""
     trio = sound.trio

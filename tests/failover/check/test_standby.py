@@ -252,7 +252,6 @@ def test_a_standby_that_was_started_anew_has_more_wal_than_it_tells(sound: Exami
         assert (told().received_lsn or 0) >= parse_lsn(target)
 
 
-@pytest.mark.long
 def test_stale_lists_on_the_standby(sound: Examiner) -> None:
     """Breaker 19: what a base backup copied of the primary's own standbys."""
     set_on(
