@@ -17,7 +17,7 @@ from schemas.errors import ExitCode
 from tests.chart.generate import CHART, ROOT
 from tests.chart.helm import NAMESPACE, Helm, documents, helm_program
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]
+pytestmark = pytest.mark.long
 RUNBOOKS: Final = (ROOT / "docs/RUNBOOKS.md").read_text(encoding="utf-8")
 HOUR: Final = 60
 

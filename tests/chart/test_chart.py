@@ -16,7 +16,7 @@ from tests.chart.generate import CHART
 from tests.chart.helm import Helm, documents, helm_program, kinds_of
 from tests.chart.metrics_page import all_metrics
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]  # a machine's first test builds helm
+pytestmark = pytest.mark.long  # a machine's first test builds helm
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 GOLDEN = Path(__file__).parent / "golden"
 KUBERNETES = ("1.29", "1.32", "1.34")

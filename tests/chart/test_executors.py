@@ -11,7 +11,7 @@ import yaml
 from tests.chart.generate import CHART
 from tests.chart.helm import Helm, documents, helm_program, kinds_of
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]  # a machine's first test builds helm
+pytestmark = pytest.mark.long  # a machine's first test builds helm
 VALUES: Final = CHART / "ci/executors-values.yaml"
 KUBERNETES: Final[dict[str, Any]] = {"enabled": True, "spark": {"mode": "kubernetes"}}
 

@@ -24,7 +24,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.timeout(1800)
 def test_nothing_is_lost_or_repeated_and_what_is_planted_is_found(folder: Path) -> None:
     """One run compares twice: as it is, then with a loss and a duplicate planted in Kafka."""
     program = Path(sys.executable).parent / "slotbridge"

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from tests.conftest import NewPair
 from tests.providers.interface import Broker
@@ -16,7 +15,6 @@ from tests.providers.interface import Broker
 PAGE = Path(__file__).parents[2] / "docs" / "QUICKSTART.md"
 
 
-@pytest.mark.timeout(1100)
 def test_the_quick_start_as_it_is_written(new_pair: NewPair, kafka: Broker, tmp_path: Path) -> None:
     trio = new_pair()
     named, *blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)

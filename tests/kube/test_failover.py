@@ -2,13 +2,9 @@
 
 import time
 
-import pytest
-
 from tests.kube.cluster import CONFIG, tell
 from tests.kube.stage import Stage
 from tests.providers.slots import await_ready
-
-pytestmark = pytest.mark.timeout(3600)
 
 
 def test_a_failover_by_a_command_in_a_pod(stage: Stage) -> None:

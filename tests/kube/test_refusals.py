@@ -2,12 +2,8 @@
 
 import json
 
-import pytest
-
 from tests.kube.cluster import awaited, tell
 from tests.kube.stage import Stage
-
-pytestmark = pytest.mark.timeout(3600)
 
 
 def test_a_pod_that_cannot_work_says_why(stage: Stage) -> None:

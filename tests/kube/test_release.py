@@ -16,7 +16,6 @@ from tests.kube.stage import Stage
 from tests.providers.databases import connect
 from tests.providers.slots import await_ready
 
-pytestmark = pytest.mark.timeout(3600)
 ROUNDS: Final = 5
 TAKE_OVER_AIM_S: Final = 5.0
 TAKE_OVER_MAX_S: Final = 30.0

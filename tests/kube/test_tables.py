@@ -12,7 +12,6 @@ import pytest
 from tests.kube.cluster import CONFIG, Release, awaited, read, tell
 from tests.kube.stage import Stage
 
-pytestmark = pytest.mark.timeout(3600)
 EXECUTORS_KILLED: Final = 2
 VOLUME: Final = """
 apiVersion: v1

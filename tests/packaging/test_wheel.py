@@ -22,7 +22,7 @@ from services.demo.copies import committed
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]  # it gets packages and compiles
+pytestmark = pytest.mark.long  # it gets packages and compiles
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("slotbridge", "schemas", "services", "spark_consumers")
 SOURCES = (*PACKAGES, "sql", "docs", "examples", "requirements")

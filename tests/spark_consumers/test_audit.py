@@ -173,7 +173,6 @@ EQUAL = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1500)
 def test_audits_under_load_and_planted_differences(live: tuple[Pipeline, str]) -> None:
     pipeline, conninfo = live
     with beside(writer(pipeline)), beside(load(conninfo, LOAD)):

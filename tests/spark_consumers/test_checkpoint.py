@@ -119,7 +119,6 @@ def case(new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch) -> Case:
     return Case(new_pipeline(tables=("public.items", "public.log")), monkeypatch)
 
 
-@pytest.mark.timeout(900)
 def test_killed_anywhere_a_checkpoint_is_taken_only_where_the_tables_agree(
     case: Case, tmp_path: Path
 ) -> None:
@@ -160,7 +159,6 @@ def test_killed_anywhere_a_checkpoint_is_taken_only_where_the_tables_agree(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_an_epoch_that_was_begun_is_made_again_of_many_small_batches(case: Case) -> None:
     case.publish()
     case.run("new")
@@ -201,7 +199,6 @@ def restored(pipeline: Pipeline) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_tables_restored_from_before_the_checkpoint_lose_nothing(case: Case) -> None:
     case.publish()
     case.run("new")

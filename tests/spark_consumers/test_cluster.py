@@ -97,7 +97,6 @@ def lines(out: Path, begin: str = '{"epoch"') -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills_wanted", [1, 2])
 def test_spark_submit_runs_the_same_job_on_two_workers_that_lose_executors(
     cluster: Cluster, kafka: Broker, topic_prefix: str, tmp_path: Path, kills_wanted: int

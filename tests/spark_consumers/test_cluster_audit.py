@@ -132,7 +132,6 @@ def config_of(pipeline: Pipeline, conninfo: str, folder: Path) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_executors_that_do_not_see_the_drivers_folder_name_planted_differences(
     followed: tuple[Pipeline, str], cluster: Cluster, pair: Provider, tmp_path: Path
 ) -> None:

@@ -81,7 +81,6 @@ def script() -> Iterator[Path]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("seconds", "large_ones"), [(4, 1), (8, 3)], ids=["short", "long"])
 def test_sums_agree_at_every_epoch_while_transfers_go_on(
     bank: Bank, pair: Provider, script: Path, seconds: int, large_ones: int

@@ -12,7 +12,6 @@ from tests.spark_consumers.drill import drill
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_killed_under_load_and_failed_over_all_rows_are_equal(
     new_pair: NewPair, kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

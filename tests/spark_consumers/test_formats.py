@@ -131,7 +131,6 @@ def followed(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("form", "again"), [("avro", False), *((form, True) for form in FORMATS)])
 def test_all_types_and_changes_are_in_the_tables(
     followed: Followed, schemas: Registry, form: str, *, again: bool

@@ -277,7 +277,6 @@ PARTS = ("begin", "part", "part done")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [1, len(CASES)], ids=["some", "all"])
 def test_a_kill_anywhere_leaves_the_old_table_or_the_new_one(
     new_pipeline: NewPipeline, kills: int

@@ -83,7 +83,6 @@ def restored_as_at_the_source(pipeline: Pipeline, conninfo: str, into: str) -> N
             assert told(target, query) == told(source, query)
 
 
-@pytest.mark.timeout(1200)
 def test_equal_tables_and_planted_differences(
     bridged: tuple[Pipeline, str],
     pair: Provider,

@@ -296,7 +296,6 @@ def serves(run: Running, port: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("last", ["of other tables", "of the tables"])
 def test_a_start_on_an_idle_source_answers_and_ends(
     new_pipeline: NewPipeline, kafka: Broker, last: str
@@ -329,7 +328,6 @@ def test_a_start_on_an_idle_source_answers_and_ends(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_start_does_not_claim_what_was_read_of_a_former_topic(
     new_pipeline: NewPipeline, kafka: Broker
 ) -> None:

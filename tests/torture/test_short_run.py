@@ -40,14 +40,12 @@ MET = (
 )
 
 
-@pytest.mark.timeout(1500)
 def test_nothing_is_lost_or_repeated_under_a_few_faults(local_bed: Bed, tmp_path: Path) -> None:
     report = run(straight(local_bed), tmp_path, 52, seconds=SHORT_SECONDS, met=most_kinds)
     assert len([kind for kind in KINDS if report.kinds[kind]]) > len(KINDS) / 2, report.kinds
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1500)
 def test_nothing_is_lost_or_repeated_under_faults(local_bed: Bed, tmp_path: Path) -> None:
     report = run(straight(local_bed), tmp_path, 52, met=everything)
     assert not [kind for kind in KINDS if not report.kinds[kind]], report.kinds
@@ -55,14 +53,12 @@ def test_nothing_is_lost_or_repeated_under_faults(local_bed: Bed, tmp_path: Path
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1500)
 def test_nothing_is_lost_while_commits_wait_and_in_tables(local_bed: Bed, tmp_path: Path) -> None:
     report = run(straight(local_bed), tmp_path, 10, commits_wait=True, to_tables=True)
     assert report.table_rows > 100
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1500)
 def test_nothing_is_lost_over_tls_on_the_oldest_postgresql(servers: None, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with started(tmp_path / "servers", OLDEST_POSTGRES, Kafka(secured=True)) as ground:

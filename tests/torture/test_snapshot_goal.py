@@ -53,7 +53,6 @@ def test_an_older_row_behind_a_newer_one_is_found(op: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_few_kills_and_a_failover_within_snapshots(local_bed: Bed, tmp_path: Path) -> None:
     """The long one: make torture KILLS=200 FAILOVERS=5."""
     ground = straight(local_bed)

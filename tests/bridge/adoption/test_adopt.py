@@ -56,7 +56,6 @@ def killed(
         yield taken
 
 
-@pytest.mark.timeout(1200)
 def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path) -> None:
     one, *_ = killed
     assert one.load is not None
@@ -150,7 +149,6 @@ def _snapshot_is_unfinished(one: Taken) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
 def test_adopt_refuses_before_it_changes_anything(killed: list[Taken]) -> None:
     _, one, *_ = killed
     assert one.load is not None
@@ -202,7 +200,6 @@ def test_adopt_refuses_before_it_changes_anything(killed: list[Taken]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
 def test_adopt_continues_topics_of_flat_rows(killed: list[Taken]) -> None:
     *_, one = killed
     assert one.load is not None
@@ -250,7 +247,6 @@ def _send_late(one: Taken) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
 def test_adopt_names_the_records_of_a_running_debezium(killed: list[Taken]) -> None:
     """Before the events are sent: refused; afterwards: named."""
     _, _, one, _ = killed

@@ -88,7 +88,6 @@ def consumer(client: SchemaRegistryClient) -> Decode:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", FORMS)
 def test_topics_with_schemas_are_continued_key_by_key(
     form: str, schemas: Registry, pair: Provider, kafka: Broker, tmp_path: Path

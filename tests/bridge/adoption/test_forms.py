@@ -100,7 +100,6 @@ def refused(one: Taken) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_null_is_not_the_columns_default(killed: list[Taken]) -> None:
     """As docs/ADOPT.md says of what is different afterwards."""
     topic = f"{killed[0].prefix}.public.Mixed"
@@ -122,7 +121,6 @@ def _shape(one: Taken, **shaping: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_keys_of_another_form_are_refused(killed: list[Taken]) -> None:
     _, one = killed
     told = _told(one)
@@ -136,7 +134,6 @@ def test_keys_of_another_form_are_refused(killed: list[Taken]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_settings_of_kafka_that_hide_records_are_refused(killed: list[Taken]) -> None:
     one, _ = killed
     assert "has key (code), the bridge's is (none)" in _told(one)

@@ -4,8 +4,6 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 from services.testbed.bed import Bed
 from services.testbed.ports import free_port
 from tests.bridge.running import Bridge
@@ -27,7 +25,6 @@ UNANSWERED = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_every_query_is_answered(
     local_trio: NewTrio, local_bed: Bed, kafka: Broker, topic_prefix: str, tmp_path: Path
 ) -> None:
