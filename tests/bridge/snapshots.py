@@ -14,7 +14,7 @@ from schemas.snapshot import SnapshotProgress
 from services.bridge.snapshot.requests import is_progress
 from tests.bridge.consumer_folds import Folded, fold
 from tests.bridge.running import Bridge
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 INITIAL: dict[str, Any] = {"mode": "initial"}
 DONE = "snapshot is done"
@@ -44,7 +44,7 @@ class Writers:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(180)
+            thread.join(patient(180))
         assert not any(thread.is_alive() for thread in self._threads), "a commit hangs"
 
     def _run(self, number: int) -> None:

@@ -17,7 +17,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import read_committed
 from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 OPTIONS = {"topic.metadata.refresh.interval.ms": 200}
 
@@ -33,7 +33,7 @@ def test_a_truncate_reaches_them(
         connection.execute("INSERT INTO t SELECT generate_series(1, 20)")
         bridge.caught_up()
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        admin.create_partitions([NewPartitions(topic, 6)])[topic].result(60)
+        admin.create_partitions([NewPartitions(topic, 6)])[topic].result(patient(60))
         number = 20
 
         def all_written() -> bool:

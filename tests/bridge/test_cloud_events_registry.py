@@ -21,6 +21,7 @@ from tests.bridge.test_cloud_events import read
 from tests.bridge.test_schema_registry import READERS
 from tests.bridge.values.protobuf_reader import compiled, document
 from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import patient
 
 CHANGES = (
     "INSERT INTO t SELECT i, 'n' || i FROM generate_series(1, 20) i",
@@ -31,7 +32,7 @@ CHANGES = (
 
 def schema_text(url: str) -> str:
     """The schema behind a dataschema URL, as any reader of CloudEvents gets it."""
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=patient(30)) as answer:
         return str(json.load(answer)["schema"])
 
 

@@ -13,6 +13,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.test_doctor import Examined
 from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import patient
 
 WARNING = "a compacted topic refuses events without a key"
 
@@ -35,7 +36,7 @@ def compacted(kafka: Broker, *topics: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     new = [NewTopic(topic, 2, 1, config={"cleanup.policy": "compact"}) for topic in topics]
     for future in admin.create_topics(new).values():
-        future.result(30)
+        future.result(patient(30))
 
 
 def values(bridge: Bridge) -> list[Any]:

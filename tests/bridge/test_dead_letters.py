@@ -23,7 +23,7 @@ from services.testbed.users import server_user
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ALLOW, DENY = AclPermissionType.ALLOW, AclPermissionType.DENY
 
@@ -98,7 +98,7 @@ def test_records_too_large_for_a_topic(
         bridge = new_bridge(conninfo, on_refused=policy)
         topic = NewTopic(f"{bridge.prefix}.public.t", 1, 1, config={"max.message.bytes": "20000"})
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        admin.create_topics([topic])[topic.topic].result(60)
+        admin.create_topics([topic])[topic.topic].result(patient(60))
         bridge.start().streaming()
         with connection.transaction(), connection.cursor() as cursor:
             rows = [(n, noise(40_000 if n in large else 500)) for n in range(400)]
@@ -150,7 +150,7 @@ def permit(broker: KafkaBroker, *rules: tuple[ResourceType, str, AclOperation, A
         for kind, name, operation, permission in rules
     ]
     for done in admin.create_acls(bindings).values():
-        done.result(60)
+        done.result(patient(60))
     denied = next(rule for rule in rules if rule[3] is DENY)
     eventually(lambda: not allowed(admin, *denied[:3]), what=f"{denied} holds")
 
@@ -158,8 +158,8 @@ def permit(broker: KafkaBroker, *rules: tuple[ResourceType, str, AclOperation, A
 def allowed(admin: AdminClient, kind: ResourceType, name: str, operation: AclOperation) -> bool:
     if kind is ResourceType.TOPIC:
         asked = admin.describe_topics(TopicCollection([name]), include_authorized_operations=True)
-        return operation in asked[name].result(60).authorized_operations
-    found = admin.describe_cluster(include_authorized_operations=True).result(60)
+        return operation in asked[name].result(patient(60)).authorized_operations
+    found = admin.describe_cluster(include_authorized_operations=True).result(patient(60))
     return operation in found.authorized_operations
 
 
@@ -237,7 +237,7 @@ def test_a_topic_that_is_gone_and_must_not_be_made(
             connection.execute("INSERT INTO gone VALUES (1)")
             bridge.caught_up()
             letters_topic, gone = f"{topic_prefix}.dead", f"{topic_prefix}.public.gone"
-            admin.create_topics([NewTopic(letters_topic, 1, 1)])[letters_topic].result(60)
+            admin.create_topics([NewTopic(letters_topic, 1, 1)])[letters_topic].result(patient(60))
             permit(
                 guarded,
                 (ResourceType.TOPIC, f"{topic_prefix}.public.new", AclOperation.DESCRIBE, ALLOW),
@@ -247,7 +247,7 @@ def test_a_topic_that_is_gone_and_must_not_be_made(
                 (*cluster, AclOperation.ALL, ALLOW),
                 (*cluster, AclOperation.CREATE, DENY),
             )
-            admin.delete_topics([gone])[gone].result(60)
+            admin.delete_topics([gone])[gone].result(patient(60))
             with connection.transaction():
                 connection.execute("INSERT INTO gone VALUES (2)")
                 connection.execute("INSERT INTO open VALUES (2)")

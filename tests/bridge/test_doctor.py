@@ -27,7 +27,7 @@ from tests.bridge.test_large_transactions import QUIET, SMALL
 from tests.conftest import NewPair
 from tests.providers.databases import Connection
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 PROGRAM = Path(sys.executable).parent / "slotbridge"
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def make_topics(broker: Broker, prefix: str) -> None:
     }
     topics = [NewTopic(name, 1, 1, config=config) for name, config in wrong.items()]
     for future in admin.create_topics(topics).values():
-        future.result(30)
+        future.result(patient(30))
 
 
 def test_every_mistake_is_found_and_gone_after_its_own_change(
@@ -145,7 +145,7 @@ def test_every_mistake_is_found_and_gone_after_its_own_change(
             found = Examined(bridge, SLOTBRIDGE_COMPILED="0")
         finally:
             receiver.kill()
-            receiver.wait(timeout=30)
+            receiver.wait(timeout=patient(30))
         table = f"topic {topic_prefix}.public.good"
         assert found.names() >= {
             ("slot-holds-wal", "slot forgotten"),
@@ -234,7 +234,7 @@ def test_streams_and_empty_transactions_are_told(new_pair: NewPair, new_bridge: 
             found = Examined(bridge, "--sample", "5")
         finally:
             stop.set()
-            writer.join(timeout=60)
+            writer.join(timeout=patient(60))
         assert "stream_txns = 1" in found.one("decoding-streams")["evidence"]
         assert "of which 0 had events" in found.one("empty-transactions")["evidence"]
         without = Examined(bridge)

@@ -36,7 +36,7 @@ from tests.bridge.test_failover import both, promote
 from tests.conftest import NewPair
 from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 LONG_S = 120.0
 
@@ -116,7 +116,7 @@ def unready(bridge: Bridge) -> str:
     served = [part for part in bridge.output.split() if part.startswith("url=")][-1]
     url = served.removeprefix("url=").removesuffix("/metrics") + "/readyz"
     try:
-        with urllib.request.urlopen(url, timeout=30):
+        with urllib.request.urlopen(url, timeout=patient(30)):
             return ""
     except urllib.error.HTTPError as error:
         with error:
@@ -125,7 +125,7 @@ def unready(bridge: Bridge) -> str:
 
 def metric(bridge: Bridge, name: str) -> float:
     served = [part for part in bridge.output.split() if part.startswith("url=")][-1]
-    with urllib.request.urlopen(served.removeprefix("url="), timeout=30) as answer:
+    with urllib.request.urlopen(served.removeprefix("url="), timeout=patient(30)) as answer:
         lines = answer.read().decode().splitlines()
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 

@@ -16,7 +16,7 @@ from tests.bridge.test_jdbc_sink import JSON, run
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker, Provider, Server
 from tests.providers.jdbc_sink import JdbcSink
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 TYPES = "CREATE TYPE mood AS ENUM ('sad', 'ok')"
 TABLES = """
@@ -133,7 +133,7 @@ def _as_before_the_bridge_refused_it(bridge: Bridge) -> None:
     producer = Producer({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     topic = f"{bridge.prefix}.public.floats"
     producer.produce(topic, json.dumps(documents[1]), json.dumps(documents[0]))
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
 
 
 @pytest.mark.long

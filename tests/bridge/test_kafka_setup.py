@@ -16,6 +16,7 @@ from schemas.errors import ExitCode
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import patient
 
 DAYS_8_S = 8 * 86_400
 STAMPS = """
@@ -61,13 +62,13 @@ def make_topic(kafka: Broker, name: str, **config: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     settings = {key.replace("_", "."): value for key, value in config.items()}
     topic = NewTopic(name, num_partitions=1, replication_factor=1, config=settings)
-    admin.create_topics([topic])[name].result(60)
+    admin.create_topics([topic])[name].result(patient(60))
 
 
 def config(kafka: Broker, topic: str) -> dict[str, str]:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    found = admin.describe_configs([resource])[resource].result(60)
+    found = admin.describe_configs([resource])[resource].result(patient(60))
     return {name: entry.value for name, entry in found.items()}
 
 
@@ -78,7 +79,7 @@ def skewed(folder: Path, seconds: int) -> dict[str, str]:
     source, library = folder / "clock.c", folder / "clock.so"
     source.write_text(STAMPS)
     flags = ["-shared", "-fPIC", f"-DSKEW=({seconds})", "-o", str(library)]
-    subprocess.run(["cc", *flags, source, "-ldl"], check=True, timeout=60)
+    subprocess.run(["cc", *flags, source, "-ldl"], check=True, timeout=patient(60))
     (folder / "sitecustomize.py").write_text(CLOCK.format(skew=seconds))
     return {"LD_PRELOAD": str(library), "PYTHONPATH": str(folder)}
 
@@ -92,7 +93,7 @@ def append_times_s(kafka: Broker, topic: str, partitions: int) -> list[float]:
     options = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": topic}
     consumer = Consumer(options | {"auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, n, 0) for n in range(partitions)])
-    found = consumer.consume(1, timeout=60)
+    found = consumer.consume(1, timeout=patient(60))
     consumer.close()
     return [message.timestamp()[1] / 1000 for message in found]
 

@@ -18,7 +18,7 @@ from tests.bridge.running import Bridge
 from tests.bridge.snapshots import INITIAL, done, told
 from tests.bridge.test_dead_letters import noise
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 MIB: Final = 2**20
 COPIES_MAX: Final = 14
@@ -143,7 +143,7 @@ def test_a_row_of_a_snapshot_that_the_broker_refuses(
     )
     topic = NewTopic(f"{bridge.prefix}.public.t", 1, 1, config={"max.message.bytes": "20000"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([topic])[topic.topic].result(60)
+    admin.create_topics([topic])[topic.topic].result(patient(60))
     bridge.start()
     if policy == "stop":
         assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
@@ -177,7 +177,7 @@ def test_a_row_without_a_key_that_the_broker_refuses_is_named(
     bridge = new_bridge(connection.info.dsn, snapshot=INITIAL, on_refused="dead_letter")
     topic = NewTopic(f"{bridge.prefix}.public.log", 1, 1, config={"max.message.bytes": "20000"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([topic])[topic.topic].result(60)
+    admin.create_topics([topic])[topic.topic].result(patient(60))
     bridge.start()
     assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
     assert "table public.log" in bridge.output.splitlines()[-1]

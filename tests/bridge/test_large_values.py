@@ -38,7 +38,7 @@ from services.bridge.sink import claim_checks
 from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
 from services.bridge.sink.storage_folder import Folder, MountedAnew
 from services.bridge.sink.storage_identity import MARKER, judge_storage, unreachable
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 TEXT, BYTEA, JSONB, INTEGER, TEXTS = 25, 17, 3802, 23, 1009
 THERE = "file:///there"
@@ -290,7 +290,7 @@ def test_values_wait_for_the_storage_up_to_a_bound_and_are_stored_once() -> None
     eventually(waited.is_set, what="the third value waits for room")
     assert third.is_alive()
     store.gate.set()
-    third.join(timeout=60)
+    third.join(timeout=patient(60))
     checks.require_stored()
     assert store.objects == {sha256(one): one for one in large}
     store.objects.clear()
@@ -337,7 +337,7 @@ def test_what_waits_gives_up_when_the_session_ends() -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     checks.cancel()
-    waiting.join(timeout=60)
+    waiting.join(timeout=patient(60))
     assert found
     checks.close()
 

@@ -15,7 +15,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.conftest import NewPair
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SMALL = "-c logical_decoding_work_mem=64kB"
 
@@ -23,7 +23,7 @@ SMALL = "-c logical_decoding_work_mem=64kB"
 def scrape(bridge: Bridge) -> dict[str, float]:
     """Series -> value, as Prometheus would read them."""
     (*_, url) = re.findall(r"url=(http://\S+/metrics)", bridge.output)
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=patient(30)) as answer:
         lines = answer.read().decode().splitlines()
     found = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in found}

@@ -26,7 +26,7 @@ from services.bridge.snapshot.tables import PLACE, TableShape
 from services.bridge.start_checks import gathered
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SALT = "a salt of the test"
 ELSEWHERE = "rows may go to other partitions or topics than before"
@@ -160,7 +160,7 @@ def test_a_start_tells_once_what_places_rows_elsewhere(
         record = bridge.progress()[-1]
         assert record.placement
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(60)
+        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(patient(60))
         keyed = new_bridge(conninfo, shaping={"keys": {"public.t": ["v"]}}).start().streaming()
         for number in range(21, 41):
             connection.execute("INSERT INTO t VALUES (%s, 1)", [number])

@@ -9,6 +9,7 @@ from services.bridge.sink.options import producer_options
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker
+from tests.providers.waiting import patient
 
 
 def ids(prefix: str, slot: str) -> set[str]:
@@ -32,7 +33,7 @@ def test_an_older_bridge_is_fenced_with_both_of_its_ids(
     for suffix in ("", ".2"):
         options = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name + suffix}
         older.append(Producer(options))
-        older[-1].init_transactions(30)
+        older[-1].init_transactions(patient(30))
     newer = TransactionalProducer(settings, BridgeSettings(), topics, "mine", former_ids=former_ids)
     newer.begin_session()
     assert [is_fenced(producer, f"{topic_prefix}.message") for producer in older] == [
@@ -46,8 +47,8 @@ def is_fenced(producer: Producer, topic: str) -> bool:
     try:
         producer.begin_transaction()
         producer.produce(topic, b"x")
-        producer.flush(30)
-        producer.commit_transaction(30)
+        producer.flush(patient(30))
+        producer.commit_transaction(patient(30))
     except KafkaException:
         return True
     return False

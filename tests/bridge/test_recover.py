@@ -26,7 +26,7 @@ from tests.bridge.running import UNDECIDED_S, Bridge
 from tests.marks import long_but
 from tests.providers.databases import once_free
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_topic_that_is_lost(stopped: Bridge, conninfo: str, kafka: Broker, los
             assert bridge.stop() == 0, bridge.output
         without = ("--without", "public.log")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.delete_topics([name])[name].result(30)
+    admin.delete_topics([name])[name].result(patient(30))
     eventually(lambda: name not in bridge.topics(), what="the topic is gone", timeout_s=60)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         change_unseen(connection)
@@ -188,7 +188,7 @@ def test_a_topic_without_its_first_events(stopped: Bridge, conninfo: str, kafka:
 
     wanted = [TopicPartition(name, partition, OFFSET_END) for partition in range(2)]
     for found in admin.delete_records(wanted).values():
-        found.result(30)
+        found.result(patient(30))
     with psycopg.connect(conninfo, autocommit=True) as connection:
         drop_slot(connection, bridge.slot)
         change_unseen(connection)

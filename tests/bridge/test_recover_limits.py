@@ -26,7 +26,7 @@ from tests.bridge.recover_process import (
 from tests.bridge.running import Bridge
 from tests.bridge.test_dead_letters import dead, noise
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_rows_that_kafka_refuses_are_dead_letters_again(
     bridge = new_bridge(conninfo, on_refused="dead_letter")
     topic = NewTopic(f"{bridge.prefix}.public.t", 1, 1, config={"max.message.bytes": "20000"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([topic])[topic.topic].result(60)
+    admin.create_topics([topic])[topic.topic].result(patient(60))
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         bridge.start().streaming()
@@ -95,7 +95,7 @@ def test_an_open_transaction_is_named_and_can_be_left(conninfo: str, new_bridge:
                 assert f"pid {other.info.backend_pid} " in said
                 running.send_signal(signal.SIGINT)
                 running.stdout.read()
-                assert running.wait(60) == 130
+                assert running.wait(patient(60)) == 130
             slots = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
             eventually(
                 lambda: not connection.execute(slots, [bridge.slot]).fetchall(),
@@ -141,7 +141,7 @@ def test_a_table_that_changes_while_the_slot_is_made(
             running.send_signal(signal.SIGCONT)
             assert running.stderr is not None
             said = running.stderr.read()
-            assert running.wait(60) == ExitCode.SERVER_UNREACHABLE, said
+            assert running.wait(patient(60)) == ExitCode.SERVER_UNREACHABLE, said
         assert "run `slotbridge recover` again" in said, said
         recovered(bridge)
         bridge.start().streaming()

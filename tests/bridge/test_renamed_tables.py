@@ -22,7 +22,7 @@ from tests.bridge.recover_process import drop_slot, recover
 from tests.bridge.running import Bridge
 from tests.bridge.test_shaping_live import everything
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 RULES: dict[str, Any] = {"exclude": ["ssn"]}
 MASKS: dict[str, Any] = {"email": {"text": "***"}}
@@ -191,13 +191,13 @@ def _admin(bridge: Bridge) -> AdminClient:
 def _lose(bridge: Bridge, *topics: str) -> None:
     admin = _admin(bridge)
     for deleted in admin.delete_topics([*topics]).values():
-        deleted.result(60)
+        deleted.result(patient(60))
     eventually(lambda: not {*topics} & bridge.topics(), what="they are gone", timeout_s=60)
 
 
 def _make_again(bridge: Bridge, topic: str) -> None:
     new, admin = NewTopic(topic, 1, config={"cleanup.policy": "compact"}), _admin(bridge)
-    admin.create_topics([new])[topic].result(60)
+    admin.create_topics([new])[topic].result(patient(60))
     eventually(lambda: topic in bridge.topics(), what="it is there again", timeout_s=60)
 
 
@@ -395,7 +395,7 @@ def test_a_table_whose_commit_waits_for_a_standby_is_not_taken_for_a_dropped_one
         assert maker.is_alive() and [value is None for value in noted()] == [False]
     finally:
         wait_for("")
-        maker.join(60)
+        maker.join(patient(60))
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("ALTER TABLE pay.load SET SCHEMA public")
         connection.execute("INSERT INTO public.load VALUES (2, 'secret-n')")

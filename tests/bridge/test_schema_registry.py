@@ -37,7 +37,7 @@ from tests.bridge.values.protobuf_reader import compiled, document
 from tests.bridge.values.two_publishers import fill, make_tables
 from tests.providers.interface import Broker, Provider
 from tests.providers.secured import Certificates
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 PARTS = ("key_format", "value_format")
 TABLES = (*FINITE, "changing", "whole", "keyless", "toasted", "finished")
@@ -419,7 +419,7 @@ class _Front(BaseHTTPRequestHandler):
         kind = self.headers["Content-Type"] or "application/json"
         url = f"{self.registry}{self.path}"
         request = urllib.request.Request(url, body, {"Content-Type": kind})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=patient(30)) as answer:
             self._answer(answer.status, answer.read())
 
     def _answer(self, status: int, body: bytes) -> None:
@@ -501,7 +501,7 @@ def test_one_schema_is_registered_by_two_at_the_same_time(schemas: Registry) -> 
         found = []
         try:
             for number in range(20):
-                together.wait(120)
+                together.wait(patient(120))
                 found.append(mine.register(f"two-{number}", '"string"', "AVRO", lambda: None))
         except SlotbridgeError:
             together.abort()

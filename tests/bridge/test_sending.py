@@ -18,6 +18,7 @@ from services.demo.copies import committed_messages
 from tests.bridge.reading import read_committed
 from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker
+from tests.providers.waiting import patient
 
 NOBODY = {"log_level": 0, "message.max.bytes": 1000}
 VALUES = {"refused": b"v" * 1001, "tombstone": None, "empty": b""}
@@ -126,7 +127,7 @@ def test_consumers_read_the_records_that_were_sent(
         events
     )
     assert touched == {one, other}
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
     for topic in (one, other):
         expected = [(each.key, each.value) for each in events if each.topic == topic]
         found = read_committed(kafka.bootstrap_servers, [topic])

@@ -40,7 +40,7 @@ from tests.bridge.test_snapshot_requests import STAMP
 from tests.conftest import NewPair
 from tests.providers.interface import Broker, Provider
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ROWS = 800
 NAMES: dict[str, Any] = {"data-collections": ["public.t"]}
@@ -64,7 +64,7 @@ def send(bridge: Bridge, kind: str, data: Any = None, *, key: str = "", value: A
     document = value or {"id": "a1", "type": f"{kind}-snapshot", "data": data}
     text = document if isinstance(document, bytes) else json.dumps(document)
     producer.produce(f"{bridge.prefix}-signal", text, key or bridge.prefix)
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
 
 
 def command(bridge: Bridge, *words: str) -> None:
@@ -101,7 +101,7 @@ def test_sent_while_no_bridge_runs_and_killed_after_it(
     bridge = new_bridge(conninfo, snapshot={**settings, "chunk_rows_max": 3})
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     name = settings["signal_topic"]
-    admin.create_topics([NewTopic(name, 1)])[name].result(30)
+    admin.create_topics([NewTopic(name, 1)])[name].result(patient(30))
     send(bridge, "execute", NAMES)
     seen = [0]
     with Changes(conninfo, ROWS):
@@ -245,7 +245,7 @@ def test_signals_of_a_topic_that_was_made_again_are_passed_over(
     assert bridge.stop() == 0, bridge.output
     name = settings["signal_topic"]
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
-    admin.delete_topics([name])[name].result(30)
+    admin.delete_topics([name])[name].result(patient(30))
     eventually(lambda: name not in bridge.topics(), what="the topic is gone", timeout_s=60)
     eventually(lambda: made(admin, name), what="the topic is made", timeout_s=60)
     for _ in range(2):
@@ -267,7 +267,7 @@ def test_signals_of_a_topic_that_was_made_again_are_passed_over(
 def made(admin: AdminClient, name: str) -> bool:
     """Make the topic; False where its former one is still being deleted."""
     try:
-        admin.create_topics([NewTopic(name, 1)])[name].result(30)
+        admin.create_topics([NewTopic(name, 1)])[name].result(patient(30))
     except KafkaException:
         return False
     return True
@@ -289,7 +289,7 @@ def test_a_position_beyond_the_end_obeys_nothing_again(
     beyond = position_event(bridge.prefix, position.model_copy(update={"offset": 50}))
     producer = Producer({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     producer.produce(beyond.topic, beyond.value, beyond.key)
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
     bridge.start().streaming()
     bridge.caught_up()
     assert "the topic has lost its end" in bridge.output
@@ -322,7 +322,7 @@ def test_a_topic_of_several_partitions_is_refused(
     bridge = new_bridge(conninfo, snapshot=settings)
     name = settings["signal_topic"]
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
-    admin.create_topics([NewTopic(name, 2)])[name].result(30)
+    admin.create_topics([NewTopic(name, 2)])[name].result(patient(30))
     assert bridge.start().exit_code() == ExitCode.SERVER_SETTING, bridge.output
     assert "a signal topic has one partition" in bridge.output
 

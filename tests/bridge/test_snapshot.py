@@ -31,7 +31,7 @@ from tests.bridge.snapshots import (
 )
 from tests.conftest import NewPair
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ROWS = 2_500
 LARGE = 500
@@ -100,7 +100,7 @@ def test_all_is_read_again_where_the_topic_of_the_progress_was_deleted(
     assert bridge.stop() == 0, bridge.output
     topic = f"{bridge.prefix}.snapshot"
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
-    admin.delete_topics([topic])[topic].result(30)
+    admin.delete_topics([topic])[topic].result(patient(30))
     eventually(lambda: topic not in bridge.topics(), what="it is gone")
     bridge.start().streaming()
     done(bridge, times=2)
@@ -257,7 +257,7 @@ def test_streamed_and_prepared_transactions_beside_its_chunks(
             read_all(bridge)
         finally:
             stop.set()
-            large.join(60)
+            large.join(patient(60))
     assert changes.committed > 30
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output

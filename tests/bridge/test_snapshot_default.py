@@ -22,7 +22,7 @@ from tests.bridge.running import Bridge
 from tests.bridge.snapshots import done, read_all
 from tests.providers.interface import Provider
 from tests.providers.roles import make_roles
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 UNSET: dict[str, Any] = {}
 NEVER: dict[str, Any] = {"mode": "never"}
@@ -174,7 +174,7 @@ def test_a_prefix_keeps_its_rows_where_the_progress_is_lost(
     assert bridge.stop() == 0, bridge.output
     name = f"{bridge.prefix}.progress"
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
-    admin.delete_topics([name])[name].result(30)
+    admin.delete_topics([name])[name].result(patient(30))
     command = ["recover", "-c", str(bridge.config), "--yes", "--without", "public.log"]
     recovered = CliRunner().invoke(app, command)
     assert recovered.exit_code == 0, recovered.output

@@ -40,7 +40,7 @@ from tests.bridge.test_doctor import Examined
 from tests.bridge.test_metrics import await_series
 from tests.providers.databases import connect
 from tests.providers.interface import Provider, Server
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ROWS = 2_000
 
@@ -320,6 +320,6 @@ def test_rows_whose_reading_is_cancelled_by_recovery_are_read_later(
         with pytest.raises(NotNow, match="conflict with recovery") as seen:
             standby.read(shape, None, "pg_sleep(20) IS NULL", rows_max=9, bytes_max=99)
         assert seen.value.slow, "the next chunk is smaller"
-        thread.join(30)
+        thread.join(patient(30))
         standby.end()
         standby.close()

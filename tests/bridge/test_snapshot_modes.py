@@ -41,7 +41,7 @@ from tests.bridge.snapshots import (
 )
 from tests.bridge.test_snapshot_core import OWNER, SHAPING, planned, progress, shape
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 NEEDED: dict[str, Any] = {"mode": "when_needed"}
 ALWAYS: dict[str, Any] = {"mode": "always", "chunk_rows_max": 20}
@@ -87,7 +87,7 @@ def test_a_progress_topic_that_is_lost_is_repaired(
 ) -> None:
     name = f"{stopped.prefix}.progress"
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.delete_topics([name])[name].result(30)
+    admin.delete_topics([name])[name].result(patient(30))
     eventually(lambda: name not in stopped.topics(), what="the topic is gone", timeout_s=60)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         change_unseen(connection)

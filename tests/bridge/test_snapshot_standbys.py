@@ -28,7 +28,7 @@ from tests.conftest import NewPair
 from tests.providers.databases import connect
 from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ROWS = 4_000
 MANY = 10_000
@@ -107,7 +107,7 @@ def test_commits_without_events_wait_for_the_bridge_while_it_reads(
     finally:
         stop.set()
         for writer in writers:
-            writer.join(60)
+            writer.join(patient(60))
     assert not any(writer.is_alive() for writer in writers), "a commit hangs"
     reader.caught_up()
     assert reader.stop() == 0, reader.output
@@ -140,7 +140,7 @@ def test_a_commit_that_waits_for_another_standby_is_not_taken_back(
         )
     finally:
         set_parameter(trio.primary, "synchronous_standby_names", "")
-        writer.join(60)
+        writer.join(patient(60))
     done(reader)
     assert reader.stop() == 0, reader.output
     assert_exact(reader, conninfo)

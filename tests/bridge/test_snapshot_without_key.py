@@ -54,7 +54,7 @@ from tests.conftest import NewPair
 from tests.providers.databases import once_free
 from tests.providers.interface import Provider
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 READ: dict[str, Any] = {**INITIAL, "without_key": "read"}
 ROWS = 3_000
@@ -267,7 +267,7 @@ def test_where_a_former_slot_began_is_forgotten(
         once_free(connection, drop_origin, f"slotbridge_{bridge.slot}")
     name = f"{bridge.prefix}.progress"
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
-    admin.delete_topics([name])[name].result(30)
+    admin.delete_topics([name])[name].result(patient(30))
     eventually(lambda: name not in bridge.topics(), what="the topic is gone", timeout_s=60)
     given = bridge.config.read_text()
     bridge.config.write_text(given.replace("without_key: read", f"without_key: {without_key}"))

@@ -9,7 +9,7 @@ import pytest
 from services.testbed.ports import free_port
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 DEADLINE_MS = 5_000
 ATTEMPTS = 15
@@ -18,7 +18,9 @@ ATTEMPTS = 15
 
 def probe(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}{path}", timeout=patient(60)
+        ) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

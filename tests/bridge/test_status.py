@@ -18,7 +18,7 @@ from tests.bridge.test_failover import both
 from tests.bridge.test_two_phase import prepared
 from tests.conftest import NewPair
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 def status(bridge: Bridge, *options: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +101,7 @@ def watched(bridge: Bridge, count: int) -> list[str]:
         lines += process.stdout.read().splitlines()
         # Of the last look: on a busy machine, the standby may be behind just then.
         obstacles = json.loads(lines[-1])["obstacles"]
-        assert process.wait(60) == (ExitCode.CHECK_FAILED if obstacles else ExitCode.OK)
+        assert process.wait(patient(60)) == (ExitCode.CHECK_FAILED if obstacles else ExitCode.OK)
     return [json.loads(line)["slot"] for line in lines[:count]]
 
 

@@ -18,7 +18,7 @@ from services.bridge.sink.topic_ids import IdWatch, MadeAgain, answers, compare_
 from services.bridge.sink.topics import Topics
 from tests.bridge.test_topics import record
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 def test_only_topics_whose_both_ids_are_known_are_compared() -> None:
@@ -50,25 +50,25 @@ def topics(kafka: Broker, topic_prefix: str) -> Topics:
 
 
 def make(admin: AdminClient, topic: str) -> None:
-    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(60)
+    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(patient(60))
 
 
 def make_again(admin: AdminClient, topic: str) -> None:
-    admin.delete_topics([topic])[topic].result(60)
+    admin.delete_topics([topic])[topic].result(patient(60))
     eventually(lambda: there(admin, topic) is False, what="the topic is gone", timeout_s=120)
     make(admin, topic)
     eventually(lambda: there(admin, topic), what="the topic is there again", timeout_s=120)
 
 
 def there(admin: AdminClient, topic: str) -> bool:
-    return topic in admin.list_topics(timeout=60).topics
+    return topic in admin.list_topics(timeout=patient(60)).topics
 
 
 def write(kafka: Broker, topic: str, count: int) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for _ in range(count):
         producer.produce(topic, b"{}", partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(patient(60)) == 0
 
 
 def end(topics: Topics, topic: str) -> PartitionEnd:

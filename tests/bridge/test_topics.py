@@ -19,6 +19,7 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.kafka.records import TopicReader
 from tests.providers.interface import Broker
+from tests.providers.waiting import patient
 
 
 def record(end_lsn: int, producer: int = 0) -> ProgressRecord:
@@ -55,17 +56,17 @@ def test_an_open_transaction_of_another_bridge_hides_no_progress(
     other = Producer(
         {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
     )
-    other.init_transactions(30)
+    other.init_transactions(patient(30))
     other.begin_transaction()
     other.produce(progress_topic(topic_prefix), b"{}", b"other")
-    other.flush(30)
+    other.flush(patient(30))
     mine.commit(record(200))
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(topics.last_progress, "mine")
         with pytest.raises(StillRunning):
             found.result(2)
-        other.abort_transaction(30)
-        last = found.result(30)
+        other.abort_transaction(patient(30))
+        last = found.result(patient(30))
         assert last is not None
         update: dict[str, object] = {"ends": {}, "topic_ids": {}, "partitions": {}}
         assert last.model_copy(update=update) == record(200, producer=1)
@@ -77,7 +78,7 @@ def test_a_foreign_record_is_named(kafka: Broker, topic_prefix: str) -> None:
     stranger = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     stranger.produce(progress_topic(topic_prefix), b"secret row", b"mine")
     stranger.produce(schema_topic(topic_prefix), b"secret row", b"{}")
-    stranger.flush(30)
+    stranger.flush(patient(30))
     for read in (lambda: topics.last_progress("mine"), topics.shapes):
         with pytest.raises(OperatorNeeded, match=rf"{topic_prefix}\.\w+\[0\]@0") as caught:
             read()
@@ -98,13 +99,13 @@ def test_a_cluster_of_many_topics_is_asked_in_parts(
     other = Producer(
         {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
     )
-    other.init_transactions(30)
+    other.init_transactions(patient(30))
     other.begin_transaction()
     for topic in whole:
         other.produce(topic, b"{}", b"other")
-    other.flush(30)
+    other.flush(patient(30))
     assert topics.unstable() == {(topic, 0): 0 for topic in whole}
-    other.abort_transaction(30)
+    other.abort_transaction(patient(30))
 
 
 def test_written_are_the_topics_of_settings_and_of_the_prefix_but_no_other_bridges() -> None:
@@ -223,7 +224,7 @@ def test_a_record_behind_many_of_others_is_found_soon(kafka: Broker, topic_prefi
     for _ in range(60_000):
         others.produce(progress_topic(topic_prefix), b"{}", b"other")
         others.poll(0)
-    assert others.flush(60) == 0
+    assert others.flush(patient(60)) == 0
     with calls(TopicReader, "between") as reads:
         found = topics.last_progress("mine")
     assert found is not None and found.end_lsn == 100

@@ -22,7 +22,7 @@ from tests.conftest import NewPair
 from tests.providers.databases import Connection
 from tests.providers.interface import Provider, Server
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 @contextmanager
@@ -237,7 +237,7 @@ def test_a_lost_staging_is_an_error_and_not_a_lost_transaction(
     assert bridge.stop() == 0, bridge.output
     topic = prepared_topic(bridge.prefix)
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
-    admin.delete_topics([topic])[topic].result(30)
+    admin.delete_topics([topic])[topic].result(patient(30))
     eventually(lambda: topic not in bridge.topics(), what="the topic is gone")
     connection.execute("COMMIT PREPARED 'lost'")
     bridge.start()

@@ -16,6 +16,7 @@ import yaml
 from schemas.errors import ExitCode
 from tests.chart.generate import CHART, ROOT
 from tests.chart.helm import NAMESPACE, Helm, documents, helm_program
+from tests.providers.waiting import patient
 
 pytestmark = pytest.mark.long
 RUNBOOKS: Final = (ROOT / "docs/RUNBOOKS.md").read_text(encoding="utf-8")
@@ -249,6 +250,8 @@ def _of_release(rules: Rules, series: str) -> str:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patient(300)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done

@@ -17,7 +17,7 @@ from slotbridge.consumer import Position, Transactions, wait_for
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import PATIENCE_S, Bridge
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer.py"
 ACCOUNTS = 50
@@ -110,7 +110,7 @@ def copied(path: Path) -> dict[int, int]:
 def _ask(path: Path, query: str) -> list[tuple[str, ...]]:
     if not path.exists():
         return []
-    store = sqlite3.connect(path, timeout=30)
+    store = sqlite3.connect(path, timeout=patient(30))
     try:
         return store.execute(query).fetchall()
     except sqlite3.OperationalError:  # its tables are not made yet

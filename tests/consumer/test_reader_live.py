@@ -13,7 +13,7 @@ from schemas.errors import BadInput, OperatorNeeded, Retryable
 from schemas.events import ProgressRecord, progress_topic, table_topic, transaction_topic
 from slotbridge.consumer import Position, Transaction, Transactions
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.publisher import Publisher, SourceTable
 
 LARGE = 50_000
@@ -28,7 +28,7 @@ def publisher(kafka: Broker, topic_prefix: str) -> Publisher:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     progress = NewTopic(progress_topic(topic_prefix), num_partitions=1)
     for future in admin.create_topics([progress]).values():
-        future.result(30)
+        future.result(patient(30))
     return made
 
 
@@ -53,14 +53,14 @@ def tell_progress(kafka: Broker, publisher: Publisher, end_lsn: int) -> None:
     )
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     producer.produce(progress_topic(publisher.prefix), record.model_dump_json(), "s")
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
 
 
 def forget(kafka: Broker, topic: str, before: int = -1) -> None:
     """Delete the records of a topic's first partition, as retention does."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
-        future.result(30)
+        future.result(patient(30))
 
 
 def ids(found: Transaction | None) -> list[int]:
@@ -208,7 +208,7 @@ def send_slowly(producer: Producer, publisher: Publisher) -> None:
         )
         topic = table_topic(publisher.prefix, "public", "a")
         producer.produce(topic, event.model_dump_json(by_alias=True), "{}")
-        producer.flush(30)
+        producer.flush(patient(30))
 
 
 @pytest.mark.long
@@ -257,7 +257,7 @@ def test_values_of_a_schema_registry_are_refused_by_name(
             value = event.model_dump_json(by_alias=True).encode()
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
         producer.produce(topic, value, key, 0)
-        assert producer.flush(30) == 0
+        assert producer.flush(patient(30)) == 0
         with (
             Transactions(kafka.bootstrap_servers, publisher.prefix) as transactions,
             pytest.raises(BadInput, match=f"{part} begins with the magic byte") as raised,

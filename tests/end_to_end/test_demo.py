@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ExitCode
+from tests.providers.waiting import patient
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -32,7 +33,7 @@ def test_nothing_is_lost_or_repeated_and_what_is_planted_is_found(folder: Path) 
         [program, "demo", *options, "--plant", "loss", "--plant", "duplicate"],
         capture_output=True,
         text=True,
-        timeout=1700,
+        timeout=patient(600),
         check=False,
     )
     lines = done.stdout.strip().splitlines()

@@ -11,6 +11,7 @@ import psycopg
 
 from tests.conftest import NewPair
 from tests.providers.interface import Broker
+from tests.providers.waiting import patient
 
 PAGE = Path(__file__).parents[2] / "docs" / "QUICKSTART.md"
 
@@ -38,7 +39,7 @@ def test_the_quick_start_as_it_is_written(new_pair: NewPair, kafka: Broker, tmp_
         capture_output=True,
         text=True,
         check=False,
-        timeout=1000,
+        timeout=patient(400),
     )
     log = tmp_path / "slotbridge.log"
     told = ran.stderr + (log.read_text() if log.exists() else "")

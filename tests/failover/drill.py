@@ -37,7 +37,7 @@ from tests.failover.servers import Ran, ask, create_subscription, slotfailover_p
 from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 STALL_S = 3.0
 WAITS = """
@@ -146,7 +146,7 @@ class Load:
         finally:
             self._stop.set()
             for thread in threads:
-                thread.join(60)
+                thread.join(patient(60))
 
     def gap_s(self, since: float, until: float) -> float:
         """The longest time between two acknowledged writes then."""
@@ -195,7 +195,7 @@ def watching(load: Load, trio: Trio) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join(60)
+        thread.join(patient(60))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from services.testbed.ports import free_port
 from services.testbed.users import ServerUser, postgres_programs, server_user
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SETTINGS: dict[str, Any] = {
     "wal_level": "logical",
@@ -60,7 +60,7 @@ class Member:
         """What its REST interface tells a load balancer."""
         try:
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.rest_port}/primary", timeout=5
+                f"http://127.0.0.1:{self.rest_port}/primary", timeout=patient(5)
             ) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
@@ -82,8 +82,8 @@ class Member:
         for process in everything:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.process.wait(30)
-        psutil.wait_procs([p for p in everything if p.pid != self.process.pid], timeout=30)
+        self.process.wait(patient(30))
+        psutil.wait_procs([p for p in everything if p.pid != self.process.pid], timeout=patient(30))
 
 
 class PatroniPair:
@@ -134,7 +134,7 @@ class PatroniPair:
                 member.kill()
         if self._etcd is not None:
             self._etcd.kill()
-            self._etcd.wait(30)
+            self._etcd.wait(patient(30))
         for log in self._logs:
             log.close()
 
@@ -217,7 +217,7 @@ def patroni_pair() -> Iterator[PatroniPair]:
 
 def _is_200(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=patient(5)) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -27,7 +27,7 @@ from tests.failover.servers import (
 )
 from tests.providers.interface import Broker, Server, Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 TOKEN = "the-token-of-this-bridge"
 SOURCE = SourceSettings.model_validate(
@@ -131,7 +131,7 @@ def served(bridge: Bridge) -> str:
     if found is None:
         return ""
     try:
-        with urllib.request.urlopen(found[1] + "/healthz", timeout=30):
+        with urllib.request.urlopen(found[1] + "/healthz", timeout=patient(30)):
             return found[1]
     except OSError:
         return ""
@@ -153,7 +153,7 @@ def post(url: str, document: dict[str, Any], token: str) -> tuple[int, Any]:
     body = json.dumps(document).encode()
     request = urllib.request.Request(f"{url}/v1/source", data=body, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=patient(30)) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

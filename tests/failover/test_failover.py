@@ -24,7 +24,7 @@ from tests.failover.servers import (
 from tests.providers.databases import connect
 from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 BENCH = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
 
@@ -40,7 +40,7 @@ def test_a_primary_killed_under_load_is_replaced_and_the_subscriber_follows(
     assert alive.code == 35
     assert "alive and writable" in alive.err
     trio.primary.kill()
-    load.join(timeout=120)
+    load.join(timeout=patient(120))
 
     shown = slotfailover("failover", "--config", config, "--dry-run")
     assert shown.code == 0

@@ -19,7 +19,7 @@ from tests.failover.drill import both
 from tests.failover.servers import ask, configuration, slotfailover, subscribe, tell
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Trio
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 FOR_GOOD = {"max_standby_streaming_delay": "-1"}
 
@@ -41,7 +41,7 @@ class Writer:
 
     def __exit__(self, *_error: object) -> None:
         self._ended.set()
-        self._thread.join(60)
+        self._thread.join(patient(60))
 
     def goes_on(self) -> None:
         """Wait until some more is acknowledged."""
@@ -118,7 +118,7 @@ def test_a_query_on_the_standby_holds_up_a_switchover_while_writes_go_on(
             ran = slotfailover("switchover", "--to", "b", "--config", config, "--yes")
         assert ran.code == 0, ran.err
         assert fenced == [True], "the fence came before the replay was free"
-        ended[0].result(60)
+        ended[0].result(patient(60))
         writer.goes_on()
 
 

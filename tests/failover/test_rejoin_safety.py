@@ -18,7 +18,7 @@ from tests.failover.conftest import NewTrio, end, machines
 from tests.failover.servers import COMMAND, ask, configuration, slotfailover, subscribe, tell, write
 from tests.providers.interface import Trio
 from tests.providers.roles import make_roles
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 REJOIN = Path(__file__).parents[2] / "examples" / "rejoin"
 CANNOT = "case \"$1\" in --version) exit 0;; esac; echo 'pg_rewind: error: no way' >&2; exit 1"
@@ -131,7 +131,7 @@ def test_a_copy_is_swapped_in_at_its_end_and_an_interrupted_one_ends_with_us(old
             )
             child = int(pid_file.read_text())
             running.send_signal(signal.SIGTERM)
-            _, err = running.communicate(timeout=120)
+            _, err = running.communicate(timeout=patient(120))
         finally:
             running.kill()
     assert running.returncode not in (0, 70), err

@@ -49,7 +49,7 @@ from tests.failover.test_timelines import promoted
 from tests.failover.views import node, slot, state
 from tests.failover.watch.test_live import LEADS_TO, promote, unquoted
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SEEN_OFTEN = 6000
 BEGUN = {"run": "r", "number": 1, "at": "2026-01-01T00:00:00+00:00", "by": "a person"}
@@ -195,7 +195,7 @@ def test_a_note_of_what_feeds_a_subscription_overwrites_no_mark(
                 query = "SELECT FROM pg_locks WHERE NOT granted AND pid = %s"
                 pid = watch.info.backend_pid
                 eventually(lambda: run.execute(query, [pid]).rowcount == 1, what="it waits")
-            assert waits.result(30) is False
+            assert waits.result(patient(30)) is False
             comment = "SELECT obj_description(oid, 'pg_subscription') FROM pg_subscription"
             assert run.execute(f"{comment} WHERE subname = 's'").fetchone() == (MARK,)
         finally:
@@ -253,7 +253,7 @@ class Kafka:
         self.answers.put(answer)
         pending = self.reader._pending
         assert pending is not None
-        pending.result(30)
+        pending.result(patient(30))
         return self.read()
 
     def read(self) -> KafkaProgress:

@@ -31,7 +31,7 @@ from tests.failover.servers import (
 from tests.failover.test_held_up import replay_held_up
 from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BEFORE = (Action.FENCE, Action.MARK, Action.DISABLE)
@@ -212,7 +212,7 @@ def test_a_terminal_that_is_lost_while_it_waits_leaves_no_fence(
             assert process.stderr is not None
             process.stderr.close()
             process.send_signal(signal.SIGHUP)
-            assert process.wait(120) != 0
+            assert process.wait(patient(120)) != 0
     write(trio.primary, trio.dbname, 101)
     await_equal(trio, trio.primary)
 

@@ -19,6 +19,7 @@ from tests.failover.servers import (
     write,
 )
 from tests.providers.interface import Server
+from tests.providers.waiting import patient
 
 UNUSED = """
     SELECT coalesce(string_agg(slot_name, ', '), '') FROM pg_replication_slots
@@ -46,7 +47,7 @@ def writing_past_the_fence(server: Server) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join(60)
+        thread.join(patient(60))
 
 
 def test_switchover_there_and_back_again(

@@ -14,7 +14,7 @@ from services.testbed.pair import standby_settings
 from services.testbed.postgres import PostgresServer
 from tests.failover.servers import slotfailover
 from tests.providers.secured import PASSWORD, Certificates, secured_postgres, secured_server
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ODD = "d'\"; drop table t; --.é😀"
 STANDBY_SLOT = "standby_1"
@@ -94,7 +94,7 @@ def secured_pair(
 def _clone(bed: Bed, primary: Secured, standby: PostgresServer) -> None:
     """A copy of the stopped server: its programs have no pg_basebackup."""
     primary.server.stop()
-    subprocess.run(["cp", "-a", primary.server.data, standby.data], check=True, timeout=60)
+    subprocess.run(["cp", "-a", primary.server.data, standby.data], check=True, timeout=patient(60))
     primary.server.start()
     escaped = PASSWORD.replace("\\", "\\\\").replace(":", "\\:")
     passfile = standby.data / "pgpass"

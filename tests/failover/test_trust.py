@@ -34,7 +34,7 @@ from tests.failover.watch.watch_process import SETTINGS, TOKEN, Watching
 from tests.providers.databases import create
 from tests.providers.interface import Server, Trio
 from tests.providers.roles import make_roles, make_subscriber_role
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 PREPARED = (
     "CREATE SCHEMA IF NOT EXISTS slotfailover",
@@ -217,7 +217,7 @@ def host_answers(replica: Watching, host: str) -> int:
 
     request = urllib.request.Request(replica.url + "v1/status", headers={"Host": host})
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=patient(30)) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -12,6 +12,7 @@ import pytest
 from tests import shards
 from tests.interpreters import folders, interpreters
 from tests.providers.interface import Provider
+from tests.providers.waiting import patient
 from tests.serverless import NEEDS_SERVERS
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,7 @@ def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patient(300),
     )
     assert "crashed while running 'test_first.py::test_it[2]'" in ended.stdout, ended.stdout
     assert "1 failed, 7 passed" in ended.stdout

@@ -22,7 +22,7 @@ from docker.models.containers import Container
 from schemas.errors import ExitCode, SetupError
 from schemas.version import version
 from services.testbed.jars import cache_folder
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ROOT: Final = Path(__file__).parents[2]
 BASE: Final = "slotbridge-test-base:bookworm"
@@ -60,7 +60,7 @@ def engine() -> Iterator[docker.DockerClient]:
             yield client
         finally:
             daemon.terminate()
-            daemon.wait(timeout=60)
+            daemon.wait(timeout=patient(60))
             left = ["umount", f"{folder}/exec/netns/default"]  # which dockerd does not undo
             subprocess.run(left, capture_output=True, check=False)
             shutil.rmtree(folder, ignore_errors=True)

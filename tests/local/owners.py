@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ROOT = Path(__file__).parents[2]
 _PROGRAM = """
@@ -44,7 +44,7 @@ class Owner:
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(timeout=180)
+        self.process.wait(timeout=patient(180))
 
     def await_up(self) -> None:
         """Wait until its servers are up."""

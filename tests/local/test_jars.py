@@ -12,6 +12,7 @@ import pytest
 from schemas.errors import ExitCode, SetupError
 from services.testbed import jars
 from tests.local.owners import ROOT
+from tests.providers.waiting import patient
 
 
 @pytest.mark.parametrize("group", sorted(jars.WANTED))
@@ -82,6 +83,6 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         check=False,
     )

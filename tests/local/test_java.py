@@ -7,6 +7,7 @@ import pytest
 
 from services.testbed import java
 from services.testbed.jars import class_path
+from tests.providers.waiting import patient
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -21,7 +22,7 @@ def test_the_packaged_java_runs_kafkas_storage_tool_with_sparks_flag() -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         check=False,
     )
     assert done.returncode == 0, done.stderr

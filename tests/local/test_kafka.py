@@ -14,6 +14,7 @@ from services.testbed.kafka import KafkaBroker
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
 from tests.providers.interface import Broker
+from tests.providers.waiting import patient
 
 
 @pytest.fixture
@@ -48,18 +49,18 @@ def test_committed_records_survive_sigkill_and_the_port_stays(own_broker: KafkaB
 
 def _create(broker: Broker, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(patient(30))
 
 
 def _publish(broker: Broker, topic: str, values: list[bytes]) -> None:
     producer = Producer(
         {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"{topic}-writer"}
     )
-    producer.init_transactions(60)
+    producer.init_transactions(patient(60))
     producer.begin_transaction()
     for value in values:
         producer.produce(topic, value)
-    producer.commit_transaction(60)
+    producer.commit_transaction(patient(60))
 
 
 def _read(broker: Broker, topic: str, count: int) -> list[bytes | None]:
@@ -73,4 +74,4 @@ def _read(broker: Broker, topic: str, count: int) -> list[bytes | None]:
     )
     with contextlib.closing(consumer):
         consumer.subscribe([topic])
-        return [message.value() for message in consumer.consume(count, timeout=60)]
+        return [message.value() for message in consumer.consume(count, timeout=patient(60))]

@@ -10,6 +10,7 @@ from confluent_kafka.cimpl import NewTopic
 from services.testbed.kafka_cluster import KafkaCluster
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
+from tests.providers.waiting import patient
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +42,9 @@ def produced(cluster: KafkaCluster, topic: str, *, timeout_s: float = 120.0) -> 
 @pytest.mark.long
 def test_one_broker_may_be_lost_with_its_disk_and_two_may_not(cluster: KafkaCluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.create_topics([NewTopic("t", num_partitions=3)])["t"].result(30)
+    admin.create_topics([NewTopic("t", num_partitions=3)])["t"].result(patient(30))
     cluster.await_in_sync()
-    partitions = admin.list_topics("t", timeout=60).topics["t"].partitions
+    partitions = admin.list_topics("t", timeout=patient(60)).topics["t"].partitions
     assert {len(one.replicas) for one in partitions.values()} == {3}
     assert produced(cluster, "t") == 3
     lost = cluster.leader("t")

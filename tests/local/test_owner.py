@@ -15,7 +15,7 @@ from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
 from services.testbed.processes import MARKER, STATE_FILE, end_leftovers
 from tests.local.owners import ROOT, Owner, processes_of
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -33,7 +33,7 @@ def test_nothing_runs_after_the_owner_ended(
         assert len(processes_of(folder)) > 5
         if ending is not None:
             owner.process.send_signal(ending)
-            owner.process.wait(timeout=180)
+            owner.process.wait(timeout=patient(180))
     assert processes_of(folder) == []
     assert owner.process.returncode == {None: 0, signal.SIGTERM: 143, signal.SIGINT: -2}[ending]
 
@@ -95,7 +95,7 @@ def test_a_later_process_with_a_recorded_pid_is_left_alone(folder: Path) -> None
         assert bystander.poll() is None
     finally:
         bystander.kill()
-        bystander.wait(timeout=10)
+        bystander.wait(timeout=patient(10))
 
 
 @pytest.mark.long
@@ -166,7 +166,7 @@ def test_an_ordinary_user_can_run_it(tmp_path: Path, folder: Path) -> None:
         env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patient(300),
         check=False,
     )
     assert done.stdout == f"{uid} False\n", done.stderr

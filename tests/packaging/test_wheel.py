@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from services.demo.copies import committed
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 pytestmark = pytest.mark.long  # it gets packages and compiles
 ROOT = Path(__file__).parents[2]
@@ -140,14 +140,14 @@ def test_the_installed_bridge_brings_rows_to_kafka(
 
             def arrived() -> bool:
                 known = AdminClient({"bootstrap.servers": bed.kafka.bootstrap_servers})
-                if topic not in known.list_topics(timeout=60).topics:
+                if topic not in known.list_topics(timeout=patient(60)).topics:
                     return False
                 return len(list(committed(bed.kafka.bootstrap_servers, topic))) == 100
 
             eventually(arrived, what="100 events are in Kafka", timeout_s=60)
         finally:
             bridge.terminate()
-            code = bridge.wait(timeout=180)
+            code = bridge.wait(timeout=patient(180))
         assert code == 0, log.read_text()
 
 

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from services.testbed import jars
 from services.testbed.ports import LOOPBACK
 from tests.providers.sink_worker import SinkWorker
+from tests.providers.waiting import patient
 
 
 class IcebergSink(SinkWorker):
@@ -76,7 +77,7 @@ class IcebergSink(SinkWorker):
         )
         admin = AdminClient({"bootstrap.servers": bootstrap_servers})
         control = NewTopic(properties["iceberg.control.topic"], num_partitions=1)
-        admin.create_topics([control])[control.topic].result(30)
+        admin.create_topics([control])[control.topic].result(patient(30))
         self._catalog = f"postgresql+psycopg://{catalog['user']}@{address}", warehouse
 
     def make_table(self, name: str, schema: Schema) -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from services.testbed.ports import free_port
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 class Prometheus:
@@ -37,7 +37,7 @@ class Prometheus:
 
     def _get(self, path: str, **parameters: str) -> Any:
         url = f"{self._url}{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=patient(30)) as answer:
             return json.load(answer)
 
 
@@ -69,4 +69,4 @@ def prometheus(folder: Path, targets: Mapping[str, int]) -> Iterator[Prometheus]
         yield found
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=patient(60))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from services.testbed.users import postgres_programs, server_user
 from tests.providers.interface import Server
+from tests.providers.waiting import patient
 
 SQL = Path(__file__).parents[2] / "sql"
 ODD = "'\"; drop table t; --.é😀"
@@ -66,7 +67,7 @@ def _run(server: Server, dbname: str, script: str, variables: dict[str, str]) ->
         [program, "-X", "-q", "-d", server.conninfo(dbname), *given, "-f", SQL / script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ from services.testbed.kafka import KafkaBroker
 from services.testbed.other_postgres import unpack_postgres
 from services.testbed.postgres import SUPERUSER, PostgresServer
 from tests.providers.databases import connect
+from tests.providers.waiting import patient
 
 PASSWORD = "Pw-9f3a'7c\\ e"
 SASL_PASSWORD = "Sasl-41be-77d0"
@@ -78,7 +79,7 @@ class Certificates:
             cwd=self.folder,
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=patient(60),
         )
 
 
@@ -148,7 +149,7 @@ def allow(broker: KafkaBroker, principal: str, prefix: str, acls: Iterable[_Acl]
         )
         for kind, name, operation in acls
     ]
-    for future in admin.create_acls(bindings, request_timeout=20).values():
+    for future in admin.create_acls(bindings, request_timeout=patient(20)).values():
         future.result()
 
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from services.testbed.registry import registry
+from tests.providers.waiting import patient
 
 _OF_ONE_CONNECTION: Final = {
     *("host", "content-length", "connection", "transfer-encoding", "upgrade", "http2-settings"),
@@ -44,7 +45,7 @@ class _Front(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         sent = {k: v for k, v in self.headers.items() if k.lower() not in _OF_ONE_CONNECTION}
         with self.lock:
-            connection = http.client.HTTPConnection(self.address, timeout=60)
+            connection = http.client.HTTPConnection(self.address, timeout=patient(60))
             connection.request(self.command, self.path, body, sent)
             answer = connection.getresponse()
             content = answer.read()

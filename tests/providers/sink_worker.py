@@ -6,6 +6,7 @@ from pathlib import Path
 
 from services.testbed.java import SHORT_LIVED, find_java_home
 from services.testbed.ports import LOOPBACK, free_port
+from tests.providers.waiting import patient
 
 _OPTIONS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-Duser.timezone=UTC")
 _LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -80,7 +81,7 @@ class SinkWorker:
         """SIGKILL, if it was started."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=patient(30))
 
     def _write(self, name: str, properties: Mapping[str, str]) -> Path:
         path = self._folder / f"{name}.properties"

@@ -26,7 +26,7 @@ from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.snapshots import read_snapshots
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Server
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.drill import VERIFY, Load, Slottables, report_of
 from tests.spark_consumers.one_java import run_all
 from tests.spark_consumers.own_servers import own_servers
@@ -175,10 +175,10 @@ def _audits(
     try:
         yield out, errors, process
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=300)
+        process.wait(timeout=patient(300))
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=patient(30))
 
 
 def main() -> None:

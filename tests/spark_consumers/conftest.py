@@ -26,7 +26,7 @@ from spark_consumers.sql import quoted
 from tests.bridge.conftest import new_bridge
 from tests.bridge.running import SLOT_OF_TEST
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.publisher import Publisher
 
 __all__ = ["new_bridge"]
@@ -91,7 +91,7 @@ def spark(
     assert gateway is not None
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=30)
+    gateway.proc.wait(timeout=patient(30))
     patch.undo()
 
 

@@ -28,7 +28,7 @@ from services.testbed.java import short_lived_spark
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Server, Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.one_java import Done, run_all
 from tests.spark_consumers.own_servers import own_servers
 from tests.spark_consumers.readers import Readers
@@ -139,7 +139,7 @@ class Slottables:
         """SIGKILL the driver: Python and its Java at once."""
         assert self._process is not None
         subprocess.run(["kill", "-9", "--", f"-{self._process.pid}"], check=True)
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=patient(60))
 
     def end(self) -> None:
         """End it in any case."""
@@ -150,7 +150,7 @@ class Slottables:
         """SIGTERM; it must end with 0."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(timeout=300)
+        code = self._process.wait(timeout=patient(300))
         assert code == 0, self.log[-3000:]
 
     def verify(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class Load:
     def stop(self) -> None:
         """End it after the transaction under way."""
         self._stop.set()
-        self._thread.join(timeout=120)
+        self._thread.join(timeout=patient(120))
         assert not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import boto3
 
 from services.testbed.ports import free_port, is_free
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 REGION = "us-east-1"
 KEY, SECRET = "throw-away", "planted-secret"
@@ -74,4 +74,4 @@ def object_storage(log: Path, **environment: str) -> Iterator[ObjectStorage]:
         yield found
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=patient(30))

@@ -15,6 +15,7 @@ from pyiceberg.table import StaticTable
 
 from benchmarks.tables.catalog_file import pointers
 from benchmarks.tables.duckdb_reader import duckdb_reader
+from tests.providers.waiting import patient
 
 _RECORD = "_epochs"
 EPOCH = "slotbridge.epoch"
@@ -59,7 +60,7 @@ class Readers:
     def stop(self) -> None:
         """End it; raise what a look has failed with."""
         self._stop.set()
-        self._thread.join(timeout=120)
+        self._thread.join(timeout=patient(120))
         assert not self._thread.is_alive()
         if self._failure is not None:
             raise self._failure

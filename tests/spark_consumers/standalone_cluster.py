@@ -11,7 +11,7 @@ import pyspark
 
 from services.testbed.java import SHORT_LIVED, find_java_home
 from services.testbed.ports import free_port
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SPARK_HOME = Path(pyspark.__file__).parent
 QUICK = ("-XX:+UseSerialGC", *SHORT_LIVED)
@@ -82,4 +82,4 @@ def standalone_cluster(folder: Path) -> Iterator[Cluster]:
     finally:
         for process in processes:
             process.kill()
-            process.wait(timeout=30)
+            process.wait(timeout=patient(30))

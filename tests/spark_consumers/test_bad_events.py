@@ -7,7 +7,7 @@ from confluent_kafka.admin import AdminClient
 
 from spark_consumers.operations import Operator
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable
@@ -140,11 +140,14 @@ def test_an_event_at_the_place_and_lsn_of_another_one_is_put_aside_too(
     pipeline.apply()
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     prefix = pipeline.kafka.topic_prefix
-    names = [name for name in admin.list_topics(timeout=30).topics if name.startswith(prefix)]
+    names = [
+        name for name in admin.list_topics(timeout=patient(30)).topics if name.startswith(prefix)
+    ]
     for future in admin.delete_topics(names).values():
-        future.result(30)
+        future.result(patient(30))
     eventually(
-        lambda: not set(names) & admin.list_topics(timeout=20).topics.keys(), what="they are gone"
+        lambda: not set(names) & admin.list_topics(timeout=patient(20)).topics.keys(),
+        what="they are gone",
     )
     for name in ("items", "_epochs"):
         pipeline.spark.sql(f"DROP TABLE {pipeline.identifier(name)} PURGE")

@@ -31,7 +31,7 @@ from spark_consumers.iceberg.staging import Staging
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.object_storage import ObjectStorage, object_storage
 from tests.spark_consumers.publisher import SourceTable
@@ -71,7 +71,7 @@ def rest_uri(servers: None, tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/"
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=patient(30))
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ class Gateway:
                     self.wfile.write(text)
 
             def _forward(self, body: bytes) -> tuple[int, bytes]:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(60))
                 with contextlib.closing(connection):
                     kept = {k: v for k, v in self.headers.items() if k.lower() in KEPT}
                     connection.request(self.command, self.path, body or None, kept)
@@ -188,7 +188,7 @@ class Gateway:
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
-        self._thread.join(30)
+        self._thread.join(patient(30))
         self._server.server_close()
 
 

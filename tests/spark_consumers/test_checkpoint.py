@@ -16,6 +16,7 @@ from spark_consumers.epochs.checkpoint import Progress, progress
 from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.stream import CHECKPOINTS
+from tests.providers.waiting import patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable
@@ -176,7 +177,7 @@ def test_an_epoch_that_was_begun_is_made_again_of_many_small_batches(case: Case)
 @contextlib.contextmanager
 def restored(pipeline: Pipeline) -> Iterator[Callable[[], None]]:
     """The catalog's database as it is now, which the answer puts back."""
-    found = sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=30)
+    found = sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=patient(30))
     namespace = pipeline.kafka.topic_prefix
     select = (
         "SELECT metadata_location, previous_metadata_location, table_name FROM iceberg_tables"

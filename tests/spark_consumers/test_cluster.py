@@ -24,7 +24,7 @@ from services.testbed.java import find_java_home
 from services.testbed.ports import free_port
 from spark_consumers import submit
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.executor_kills import kill_executors
 from tests.spark_consumers.publisher import Publisher, SourceTable
 from tests.spark_consumers.standalone_cluster import (
@@ -59,7 +59,7 @@ class Changes:
     def stop(self) -> None:
         """End it after the transaction under way."""
         self._stop.set()
-        self._thread.join(timeout=60)
+        self._thread.join(timeout=patient(60))
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -153,12 +153,12 @@ def test_spark_submit_runs_the_same_job_on_two_workers_that_lose_executors(
                 time.sleep(chance.uniform(0, lines(out)[-1]["seconds"]))
                 kills += kill_executors(cluster, chance)
             changes.stop()
-            code = process.wait(timeout=300)
+            code = process.wait(timeout=patient(300))
         finally:
             changes.stop()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=30)
+            process.wait(timeout=patient(30))
     assert code == 0, log.read_text()[-3000:]
     epochs = lines(out)
     assert epochs[0]["events"] == 2000 and all(epoch["events"] <= 2000 for epoch in epochs)
@@ -189,7 +189,7 @@ def streaming_tab(port: int) -> Iterator[list[str]]:
             with (
                 contextlib.suppress(OSError, http.client.HTTPException),
                 urllib.request.urlopen(
-                    f"http://127.0.0.1:{port}/StreamingQuery/", timeout=10
+                    f"http://127.0.0.1:{port}/StreamingQuery/", timeout=patient(10)
                 ) as answer,
             ):
                 found.append(answer.read().decode())

@@ -24,6 +24,7 @@ from spark_consumers import submit
 from spark_consumers.epochs.audit_log import AuditLog
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Provider
+from tests.providers.waiting import patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.standalone_cluster import (
     QUICK,
@@ -76,7 +77,7 @@ def submitted(cluster: Cluster, config: Path, folder: Path, *arguments: str) -> 
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=patient(400),
         env={
             **os.environ,
             "TMPDIR": f"/proc/self/cwd/{PRIVATE}",

@@ -16,7 +16,7 @@ from schemas.settings import Settings
 from services.testbed.java import short_lived_spark
 from spark_consumers.terminal import readable
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import Pipeline
 
 
@@ -43,7 +43,7 @@ class Process:
 
     def end(self) -> int:
         """Wait for the exit code."""
-        return self._process.wait(timeout=240)
+        return self._process.wait(timeout=patient(240))
 
 
 @pytest.fixture

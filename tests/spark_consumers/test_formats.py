@@ -22,6 +22,7 @@ from spark_consumers.verify.comparison import verify_tables
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.providers.interface import Provider
+from tests.providers.waiting import patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.tables import ROWS, TABLES
 
@@ -203,7 +204,7 @@ def write_raw(kafka: KafkaSettings, topic: str, *values: bytes) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for value in values:
         producer.produce(topic, value, b'{"id":9}', partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
 
 
 @pytest.mark.long

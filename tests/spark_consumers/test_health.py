@@ -16,7 +16,7 @@ from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.health import Health
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.iceberg import maintenance
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import ONE, THREE, Running, insert, read
@@ -40,7 +40,9 @@ class Clock:
 def probe(port: int, path: str) -> tuple[int, str]:
     """The status and text of a probe, 0 before it is served."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}{path}", timeout=patient(60)
+        ) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -122,7 +124,7 @@ def test_a_query_that_hangs_is_told_from_an_epoch_that_works(
             works.append(time.monotonic() - began)
         elif works and runner.waiting()[0] and not hangs.is_set():
             hangs.set()
-            assert goes_on.wait(400)
+            assert goes_on.wait(patient(400))
         return step(runner)
 
     monkeypatch.setattr(EpochRunner, "step", slow)
@@ -142,7 +144,7 @@ def test_a_query_that_hangs_is_told_from_an_epoch_that_works(
         assert works[0] > 2 * DEADLINE_MS / 1000 and not unhealthy, (works, unhealthy)
         eventually(lambda: running.failure or len(running.reports) == 2, what="its end")
         insert(pipeline, ONE, 3)
-        assert hangs.wait(180)
+        assert hangs.wait(patient(180))
         assert probe(port, "/healthz")[0] == 200
         eventually(
             lambda: running.failure or probe(port, "/healthz")[0] == 503,

@@ -28,7 +28,7 @@ from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.restore.restoration import restore
 from spark_consumers.status import read_run_status
 from spark_consumers.verify.as_of import verify_as_of
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_failures import LOST
@@ -54,7 +54,7 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(timeout=300)
+        self._thread.join(timeout=patient(300))
         assert not self._thread.is_alive()
 
     @property
@@ -248,9 +248,11 @@ def test_meetings_with_another_writer_end_it_only_when_nothing_comes_between(
 def make_again(pipeline: Pipeline, name: str) -> None:
     """Delete one of the publisher's own topics and create it again."""
     admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
-    admin.delete_topics([name])[name].result(30)
+    admin.delete_topics([name])[name].result(patient(30))
     eventually(
-        lambda: name not in admin.list_topics(timeout=20).topics, what="it is gone", timeout_s=60
+        lambda: name not in admin.list_topics(timeout=patient(20)).topics,
+        what="it is gone",
+        timeout_s=60,
     )
     pipeline.publisher.announce()
 
@@ -383,7 +385,7 @@ def test_a_transaction_topic_that_kafka_does_not_show_may_come_again(pipeline: P
     eventually(topic.exists, what="the topic is there")
     id_ = topic.require_same("", before=False)
     admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
-    admin.delete_topics([topic.name])[topic.name].result(30)
+    admin.delete_topics([topic.name])[topic.name].result(patient(30))
     eventually(lambda: not topic.exists(), what="it is gone", timeout_s=60)
     with pytest.raises(Retryable, match="does not show the topic"):
         topic.require_same(id_, before=True)

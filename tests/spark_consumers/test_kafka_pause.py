@@ -11,7 +11,7 @@ from schemas.errors import ExitCode, Retryable
 from services.testbed.kafka import KafkaBroker
 from spark_consumers.kafka.reader import TopicOffsets
 from tests.providers.steady_kafka import steady_kafka
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import Pipeline
 from tests.spark_consumers.test_job import ONE, Running, insert
 
@@ -72,7 +72,7 @@ def test_a_request_is_repeated_with_patience_alone(kafka: KafkaBroker, pipeline:
             assert not found
         finally:
             kafka.resume()
-        asking.join(300)
+        asking.join(patient(300))
 
     def same() -> bool:
         with contextlib.suppress(Retryable):  # a busy broker needs longer than the second

@@ -13,6 +13,7 @@ from schemas.events import transaction_topic
 from spark_consumers.audit.cut import Cuts
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.kafka.transaction_topic import TransactionTopic
+from tests.providers.waiting import patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
@@ -42,7 +43,7 @@ def forget(pipeline: Pipeline) -> None:
     topic = transaction_topic(pipeline.kafka.topic_prefix)
     admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(topic, 0, -1)]).values():
-        future.result(30)
+        future.result(patient(30))
 
 
 def epochs(pipeline: Pipeline) -> list[EpochRecord]:

@@ -21,7 +21,7 @@ from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.publication import TableCommit
 from spark_consumers.iceberg import catalog, staging
 from spark_consumers.operations import Operator
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import kill
 from tests.spark_consumers.lagging_broker import lag
@@ -116,8 +116,10 @@ def record(pipeline: Pipeline) -> EpochRecord:
 
 def delete_topic(pipeline: Pipeline, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
-    admin.delete_topics([topic])[topic].result(30)
-    eventually(lambda: topic not in admin.list_topics(timeout=20).topics, what="it is gone")
+    admin.delete_topics([topic])[topic].result(patient(30))
+    eventually(
+        lambda: topic not in admin.list_topics(timeout=patient(20)).topics, what="it is gone"
+    )
 
 
 def require_done(pipeline: Pipeline) -> None:
@@ -862,7 +864,7 @@ def test_a_reader_in_a_loop_sees_the_old_table_or_the_new_one(
         running.sound()
     finally:
         ended.set()
-        reader.join(timeout=60)
+        reader.join(timeout=patient(60))
         iceberg.engine.dispose()
     assert {frozenset(found) for found in seen} == {frozenset(damaged), frozenset(before)}
     require_done(pipeline)

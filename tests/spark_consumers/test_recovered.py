@@ -9,6 +9,7 @@ from spark_consumers.verify.comparison import verify_tables
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recover_process import change_unseen, drop_slot, fill, recovered, touch
 from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 
 
@@ -60,7 +61,7 @@ def test_tables_follow_a_repair(
         topic = f"{topic_prefix}.public.t"
         ends = [TopicPartition(topic, partition, OFFSET_END) for partition in range(2)]
         for future in admin.delete_records(ends).values():
-            future.result(30)
+            future.result(patient(30))
         drop_slot(connection, bridge.slot)
         connection.execute("DELETE FROM t WHERE id = 2")
         connection.execute("ALTER TABLE other RENAME id TO number")

@@ -14,7 +14,7 @@ from schemas.errors import OperatorNeeded
 from spark_consumers.iceberg import catalog, commits
 from spark_consumers.operations import Operator
 from tests.marks import long_but
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.kills import kill
 from tests.spark_consumers.publisher import SourceTable
@@ -194,7 +194,7 @@ def test_a_compacted_table_goes_on_where_the_record_of_epochs_was_lost(
 @contextlib.contextmanager
 def kept(pipeline: Pipeline, *names: str) -> Iterator[Callable[[], None]]:
     """Tables in the catalog's database as they are now, which the answer puts back."""
-    found = sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=30)
+    found = sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=patient(30))
     where = "table_namespace = ? AND table_name = ?"
     select = f"SELECT metadata_location FROM iceberg_tables WHERE {where}"
     places = [(pipeline.kafka.topic_prefix, name) for name in names]
@@ -247,7 +247,7 @@ def test_a_table_that_was_put_back_by_one_commit_is_parked(pipeline: Pipeline) -
     both(pipeline, 4)
     recorded = pipeline.runner.record.tables[NAME].snapshot
     with contextlib.closing(
-        sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=30)
+        sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=patient(30))
     ) as found:
         found.execute(
             "UPDATE iceberg_tables SET metadata_location = previous_metadata_location"

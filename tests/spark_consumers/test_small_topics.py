@@ -20,7 +20,7 @@ from spark_consumers.kafka.progress import ProgressTail
 from spark_consumers.kafka.reader import Offsets, TopicOffsets
 from spark_consumers.kafka.small_topic_tail import SmallTopicTail
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 class Topic:
@@ -34,12 +34,12 @@ class Topic:
         self._admin = AdminClient(self._servers)
 
     def make(self) -> None:
-        self._admin.create_topics([NewTopic(self.name, 1, 1)])[self.name].result(30)
+        self._admin.create_topics([NewTopic(self.name, 1, 1)])[self.name].result(patient(30))
 
     def drop(self) -> None:
-        self._admin.delete_topics([self.name])[self.name].result(30)
+        self._admin.delete_topics([self.name])[self.name].result(patient(30))
         eventually(
-            lambda: self.name not in self._admin.list_topics(timeout=20).topics,
+            lambda: self.name not in self._admin.list_topics(timeout=patient(20)).topics,
             what="the topic is gone",
             timeout_s=60,
         )
@@ -48,7 +48,7 @@ class Topic:
         producer = Producer(self._servers)
         for value in values:
             producer.produce(self.name, value, "slot")
-        assert producer.flush(30) == 0
+        assert producer.flush(patient(30)) == 0
 
 
 @pytest.fixture

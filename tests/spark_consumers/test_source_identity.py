@@ -32,7 +32,7 @@ from tests.conftest import NewPair
 from tests.providers.databases import await_copy, connect
 from tests.providers.interface import Broker, Provider, Server
 from tests.providers.roles import make_roles
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 RECORD = ProgressRecord(
     slot="s",
@@ -125,7 +125,7 @@ class Told:
         """Write a record that differs from `record` by `values`."""
         told = self.record.model_copy(update=values)
         self._producer.produce(self.topic, told.model_dump_json(), told.slot)
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(patient(30)) == 0
 
     def judged(self, conninfo: str, slot: str = "") -> str:
         """Judge the server as `verify` does; "" if it is the right one."""
@@ -179,7 +179,7 @@ def make_source(server: Server, dbname: str, told: Told) -> None:
 
 def make_topic(kafka: Broker, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(patient(30))
 
 
 @contextmanager

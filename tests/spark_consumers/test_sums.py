@@ -13,6 +13,7 @@ from spark_consumers.epochs.stream import tell_behind
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
 from tests.marks import long_but
+from tests.providers.waiting import patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_without_record import put_back
@@ -83,7 +84,7 @@ def test_sums_lose_the_rows_that_were_written_before_their_table_got_other_colum
     compacted = [TopicPartition(schema_topic(pipeline.kafka.topic_prefix), 0, -1)]
     admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
     for future in admin.delete_records(compacted).values():
-        future.result(30)
+        future.result(patient(30))
     pipeline.publisher.reshape(after)
     pipeline.restart()
     row = dict.fromkeys(after.columns)

@@ -8,6 +8,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.settings import KafkaSettings
 from spark_consumers.kafka.reader import TopicOffsets
 from tests.providers.interface import Broker
+from tests.providers.waiting import patient
 
 
 def test_a_refusal_that_passes_is_outlasted(kafka: Broker, topic_prefix: str) -> None:
@@ -16,7 +17,7 @@ def test_a_refusal_that_passes_is_outlasted(kafka: Broker, topic_prefix: str) ->
     name = f"{topic_prefix}.late"
 
     def make() -> None:
-        admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
+        admin.create_topics([NewTopic(name, 1, 1)])[name].result(patient(60))
 
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
     making = threading.Timer(1.0, make)

@@ -28,7 +28,7 @@ from spark_consumers.epochs.pages import serve_pages
 from spark_consumers.epochs.wait_page import PATH, KafkaLook, KafkaState, TablesWait
 from spark_consumers.iceberg.parked import Parked
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import Running
@@ -64,7 +64,7 @@ class Page:
     def get(self, query: str) -> tuple[int, dict[str, Any]]:
         """The status and the document."""
         try:
-            with urllib.request.urlopen(f"{self.url}{PATH}?{query}", timeout=20) as found:
+            with urllib.request.urlopen(f"{self.url}{PATH}?{query}", timeout=patient(20)) as found:
                 return found.status, json.loads(found.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -112,14 +112,14 @@ def test_no_request_is_answered_before_all_pages_are_there(
 
     def looked(*arguments: Any) -> Any:
         with pytest.raises(OSError) as raised:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=20)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=patient(20))
         refused.append(str(raised.value))
         return whole(*arguments)
 
     monkeypatch.setattr(Metrics, "_with_probes", looked)
     metrics.serve(TablesSettings(warehouse=str(tmp_path), http_port=port))
     assert "refused" in refused[0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as found:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patient(20)) as found:
         assert b"slottables_" in found.read()
 
 
@@ -152,7 +152,7 @@ def test_an_answer_that_is_not_http_is_no_yes() -> None:
         greeting.start()
         with pytest.raises(Retryable, match="something else answers"):
             wait_for(f"http://127.0.0.1:{server.getsockname()[1]}", "0/64")
-        greeting.join(20)
+        greeting.join(patient(20))
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_parked_tables_and_lost_commits_are_told(page: Page) -> None:
     assert page.get("lsn=0/64&in=both")[0] == 400
     status, document = page.get("lsn=0/64&timeout_s=nan")
     assert status == 400 and "timeout_s" in document["error"]
-    with urllib.request.urlopen(f"{page.url}/metrics", timeout=20) as found:
+    with urllib.request.urlopen(f"{page.url}/metrics", timeout=patient(20)) as found:
         assert b"slottables_epoch 3.0" in found.read()
 
 
@@ -221,9 +221,9 @@ def tell_progress(pipeline: Pipeline, kafka: Broker, end_lsn: int) -> None:
     """A record of progress, as the bridge writes it also while nothing is committed."""
     topic = progress_topic(pipeline.kafka.topic_prefix)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    if topic not in admin.list_topics(timeout=30).topics:
+    if topic not in admin.list_topics(timeout=patient(30)).topics:
         for future in admin.create_topics([NewTopic(topic, num_partitions=1)]).values():
-            future.result(30)
+            future.result(patient(30))
     record = ProgressRecord(
         slot="slotbridge",
         system_identifier="1",
@@ -236,7 +236,7 @@ def tell_progress(pipeline: Pipeline, kafka: Broker, end_lsn: int) -> None:
     )
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     producer.produce(topic, record.model_dump_json(), "slotbridge")
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
 
 
 def test_a_writer_waits_until_the_tables_have_its_rows(
@@ -340,8 +340,8 @@ def test_a_start_does_not_claim_what_was_read_of_a_former_topic(
     pipeline.stream(once=True)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     name = transaction_topic(pipeline.kafka.topic_prefix)
-    admin.delete_topics([name])[name].result(30)
-    eventually(lambda: name not in admin.list_topics(timeout=20).topics, what="it is gone")
+    admin.delete_topics([name])[name].result(patient(30))
+    eventually(lambda: name not in admin.list_topics(timeout=patient(20)).topics, what="it is gone")
     publisher.announce()
     for number in range(2, 4):
         with publisher.transaction() as t:

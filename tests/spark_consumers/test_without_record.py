@@ -20,7 +20,7 @@ from spark_consumers.kafka.shapes import DeadLetters, Lacking
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, EndEvent, Transactions
 from spark_consumers.operations import Operator
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 from tests.spark_consumers.test_job import make_again
@@ -258,7 +258,7 @@ def delete_before(pipeline: Pipeline, topic: str, offset: int) -> None:
     """Delete the records of a topic's first partition before an offset, -1: all of them."""
     admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
-        future.result(30)
+        future.result(patient(30))
 
 
 def test_dead_letters_that_a_table_has_come_past_are_over() -> None:

@@ -27,7 +27,7 @@ from tests.bridge.adoption.pgbench_load import PgbenchLoad
 from tests.bridge.running import Bridge
 from tests.providers.databases import REMOVED, connect, create, once_free, origins
 from tests.providers.interface import Broker, Server
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 PROGRAM = str(Path(sys.executable).parent / "slotbridge")
 PARTITIONS = 3
@@ -271,7 +271,7 @@ def _has_events(one: Taken) -> bool:
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers})
-    return f"{one.prefix}.public.counters" in admin.list_topics(timeout=60).topics
+    return f"{one.prefix}.public.counters" in admin.list_topics(timeout=patient(60)).topics
 
 
 def _free(one: Taken) -> bool:

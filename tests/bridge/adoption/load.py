@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import psycopg
 
 from services.demo.copies import committed
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SETUP = """
     CREATE SEQUENCE versions;
@@ -108,7 +108,7 @@ class Load:
         self._enough.set()
         self.goes_on.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(patient(60))
 
     def _run(self, rng: random.Random) -> None:
         with psycopg.connect(self._conninfo, autocommit=True) as connection:

@@ -17,7 +17,7 @@ import psycopg
 from services.testbed.users import postgres_programs, server_user
 from tests.bridge.adoption.load import HISTORY, PGBENCH_KEYS
 from tests.providers.interface import Server
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 _SCRIPTS: Final = Path(__file__).parent / "pgbench"
 _WEIGHTS: Final = {"changes": 10, "large": 1, "rolled_back": 2}
@@ -71,7 +71,9 @@ class PgbenchLoad:
         """End pgbench where it is; what it has not committed is rolled back."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            assert self._process.wait(60) in (0, -signal.SIGTERM), self._log.read_text()[-3000:]
+            assert self._process.wait(patient(60)) in (0, -signal.SIGTERM), self._log.read_text()[
+                -3000:
+            ]
             self._process = None
 
     def stop(self) -> None:

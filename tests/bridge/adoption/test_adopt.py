@@ -30,7 +30,7 @@ from services.testbed.processes import Processes
 from services.testbed.users import server_user
 from tests.bridge.adoption.ground import PROGRAM, Taken, connectors, kill_at_random, run
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 KILLED = -9
 
@@ -117,7 +117,7 @@ def _snapshot_is_unfinished(one: Taken) -> None:
     topic = snapshot_topic(one.prefix)
     admin = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers})
     made = NewTopic(topic, 1, 1, config={"cleanup.policy": "compact"})
-    admin.create_topics([made])[topic].result(30)
+    admin.create_topics([made])[topic].result(patient(30))
     told = SnapshotProgress.model_validate(
         {
             "slot": one.connector.slot,
@@ -141,7 +141,7 @@ def _snapshot_is_unfinished(one: Taken) -> None:
         now = told.model_copy(update={"done": done})
         event = progress_event(one.prefix, now)
         producer.produce(topic, event.value, event.key)
-        assert producer.flush(30) == 0
+        assert producer.flush(patient(30)) == 0
         if not done:
             refused = one.release()
             assert refused.returncode == ExitCode.WITNESSES_DISAGREE, refused.stderr
@@ -179,12 +179,12 @@ def test_adopt_refuses_before_it_changes_anything(killed: list[Taken]) -> None:
 
     producer = Producer({"bootstrap.servers": one.broker.bootstrap_servers})
     producer.produce(f"{one.prefix}.transaction", b'{"status":"BEGIN","id":"7:8"}')
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
     offsets.write_bytes(was or write_map({}))
     _refused(one, ExitCode.WITNESSES_DISAGREE, "Debezium's transaction metadata")
     for _ in range(20):
         producer.produce(f"{one.prefix}.transaction", b'{"status":"END","commit_lsn":8}')
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
 
     # as if Debezium had said that it has all, and lost the last transactions
     taken.execute("INSERT INTO last VALUES (1, 1)")
@@ -243,7 +243,7 @@ def _send_late(one: Taken) -> None:
     ]
     producer = Producer({"bootstrap.servers": one.broker.bootstrap_servers})
     producer.produce(topic, found[-1][1], found[-1][0])
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
 
 
 @pytest.mark.long
@@ -255,13 +255,13 @@ def test_adopt_names_the_records_of_a_running_debezium(killed: list[Taken]) -> N
     adopting = _stopped_at(one, "adopt planned")
     _send_late(one)
     adopting.send_signal(signal.SIGCONT)
-    said, _ = adopting.communicate(timeout=300)
+    said, _ = adopting.communicate(timeout=patient(300))
     assert adopting.returncode == ExitCode.SLOT_IN_USE, said
     assert "1 records were written since the topic was read" in said
     adopting = _stopped_at(one, "adopt failover")
     _send_late(one)
     adopting.send_signal(signal.SIGCONT)
-    said, _ = adopting.communicate(timeout=300)
+    said, _ = adopting.communicate(timeout=patient(300))
     assert adopting.returncode == ExitCode.CHECK_FAILED, said
     assert f"{one.prefix}.public.counters[" in said and "which are there twice" in said
 

@@ -21,7 +21,7 @@ from services.testbed.processes import Processes
 from services.testbed.users import server_user
 from tests.bridge.adoption.ground import Taken, connectors
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 TABLES = """
     CREATE TABLE turned (a int, b int, note text, PRIMARY KEY (b, a));
@@ -79,7 +79,9 @@ def _execute(one: Taken, text: str) -> None:
 
 def _has_message(one: Taken) -> bool:
     topic = f"{one.prefix}.message"
-    there = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers}).list_topics(timeout=60)
+    there = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers}).list_topics(
+        timeout=patient(60)
+    )
     return topic in there.topics and any(
         b"dGhlIGxhc3Q=" in (value or b"")
         for _, _, value in committed(one.broker.bootstrap_servers, topic)
@@ -154,7 +156,7 @@ def test_settings_of_kafka_that_hide_records_are_refused(killed: list[Taken]) ->
     then_ms = time.time_ns() // 1_000_000 - 7_200_000
     producer = Producer({"bootstrap.servers": one.broker.bootstrap_servers})
     producer.produce(topic, value, key, partition, timestamp=then_ms)
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
     assert "Kafka's time of the record is before its transaction was committed" in _told(one)
     _remove_all(one, topic, partition)
     told = _told(one)
@@ -167,7 +169,7 @@ def _remove_all(one: Taken, topic: str, partition: int) -> None:
     entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
     for altered in admin.incremental_alter_configs([resource]).values():
-        altered.result(30)
+        altered.result(patient(30))
     whole = TopicPartition(topic, partition, OFFSET_END)
     for removed in admin.delete_records([whole]).values():
-        removed.result(30)
+        removed.result(patient(30))

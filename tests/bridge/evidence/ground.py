@@ -21,7 +21,7 @@ from services.testbed.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 DBNAME = "bank"
 CONTINUE = {"SLOTBRIDGE_BRIDGE__ON_DIVERGENCE": "continue"}
@@ -68,7 +68,7 @@ class Load:
         """No more of it."""
         self._enough.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(patient(30))
 
     def _run(self, rng: random.Random) -> None:
         while not self._enough.is_set():

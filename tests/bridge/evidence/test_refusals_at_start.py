@@ -12,7 +12,7 @@ from tests.bridge.evidence.ground import refusal, sessions_after
 from tests.bridge.running import Bridge
 from tests.providers.databases import once_free
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 QUICK = {"connect_deadline_ms": 20_000}
 """What is refused here is refused at once; a start on a busy machine may need a second attempt."""
@@ -44,7 +44,7 @@ def drop_progress(bridge: Bridge) -> None:
     name = progress_topic(bridge.prefix)
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     for future in admin.delete_topics([name]).values():
-        future.result(60)
+        future.result(patient(60))
     eventually(lambda: name not in bridge.topics(), what="the topic is gone")
 
 
@@ -81,7 +81,7 @@ def put(bridge: Bridge, record: ProgressRecord | None) -> None:
     producer = Producer({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     value = record.model_dump_json().encode() if record is not None else None
     producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode())
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
     if record is not None:
         eventually(
             lambda: bridge.progress()[-1] == record, what="the record can be read", timeout_s=120

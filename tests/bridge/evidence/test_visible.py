@@ -11,6 +11,7 @@ from services.bridge.recovery.visible_record import Visible, read_visible
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from tests.bridge.test_topics import prepared, record
 from tests.providers.interface import Broker
+from tests.providers.waiting import patient
 
 MUCH_SHORTER_THAN_A_TIME_OUT_S = 60
 
@@ -30,17 +31,17 @@ def test_an_open_transaction_is_reported_and_not_awaited(kafka: Broker, topic_pr
     other = Producer(
         {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
     )
-    other.init_transactions(30)
+    other.init_transactions(patient(30))
     other.begin_transaction()
     other.produce(progress_topic(topic_prefix), b"{}", b"other")
-    assert other.flush(30) == 0
+    assert other.flush(patient(30)) == 0
     mine.commit(record(200))
     began = time.monotonic()
     found = read_visible(topics, "mine")
     assert time.monotonic() - began < MUCH_SHORTER_THAN_A_TIME_OUT_S
     assert positions(found) == (100, [200], ())
     mine.commit(record(300))
-    other.abort_transaction(30)
+    other.abort_transaction(patient(30))
     last = topics.last_progress("mine")
     assert last is not None and last.end_lsn == 300, "it was not fenced"
     assert positions(read_visible(topics, "mine")) == (300, [], ())
@@ -53,5 +54,5 @@ def test_other_slots_are_those_whose_last_record_is_there(kafka: Broker, topic_p
     name = progress_topic(topic_prefix)
     for key, value in ((b"a", b"1"), (b"b", b"1"), (SETTLED_KEY, None), (b"a", None)):
         anyone.produce(name, value, key)
-        assert anyone.flush(30) == 0
+        assert anyone.flush(patient(30)) == 0
     assert read_visible(topics, "mine") == (None, (), ("b",))

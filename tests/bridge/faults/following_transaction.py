@@ -4,6 +4,7 @@ from confluent_kafka import Producer
 
 from schemas.events import ProgressRecord, progress_topic
 from tests.bridge.running import Bridge
+from tests.providers.waiting import patient
 
 
 def begin_following(bridge: Bridge, record: ProgressRecord) -> Producer:
@@ -14,7 +15,7 @@ def begin_following(bridge: Bridge, record: ProgressRecord) -> Producer:
             "transactional.id": transactional_id(bridge, 1 - record.producer),
         }
     )
-    producer.init_transactions(30)
+    producer.init_transactions(patient(30))
     producer.begin_transaction()
     return producer
 
@@ -25,7 +26,7 @@ def commit_following(bridge: Bridge, record: ProgressRecord) -> ProgressRecord:
     producer = begin_following(bridge, record)
     value = following.model_dump_json().encode()
     producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode(), 0)
-    producer.commit_transaction(30)
+    producer.commit_transaction(patient(30))
     return following
 
 

@@ -7,7 +7,7 @@ import psycopg
 
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 _PAUSE_S = 0.02
 _RECONNECT_S = 0.1
@@ -41,7 +41,7 @@ class Load:
         """No more of it."""
         self._enough.set()
         if self._thread.ident is not None:
-            self._thread.join(30)
+            self._thread.join(patient(30))
 
     def more(self, count: int = 10) -> None:
         """Wait until it has committed `count` more transactions."""

@@ -39,7 +39,7 @@ from tests.bridge.running import Bridge
 from tests.bridge.test_refusals import last_line
 from tests.bridge.test_status import as_json
 from tests.bridge.test_topics import record
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def alone(kafka_cluster: KafkaCluster, topic_prefix: str) -> Iterator[str]:
     admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers})
     config = {"min.insync.replicas": "1"}
     new = NewTopic(name, num_partitions=1, replication_factor=1, config=config)
-    admin.create_topics([new])[name].result(60)
+    admin.create_topics([new])[name].result(patient(60))
     yield name
-    admin.delete_topics([name])[name].result(30)
+    admin.delete_topics([name])[name].result(patient(30))
 
 
 @pytest.mark.parametrize("fault", ["roll", pytest.param("disk", marks=pytest.mark.long)])
@@ -74,14 +74,14 @@ def test_topics_have_three_replicas_two_of_which_must_be_in_sync(
 
     def made() -> dict[str, Any] | None:
         """None of a broker that has not heard of all of them yet."""
-        there = admin.list_topics(timeout=60).topics
+        there = admin.list_topics(timeout=patient(60)).topics
         found = {name: one for name, one in there.items() if name.startswith(topic_prefix)}
         return found if len(found) >= 6 else None
 
     def config(name: str) -> dict[str, Any] | None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         with contextlib.suppress(KafkaException):
-            return dict(admin.describe_configs([resource])[resource].result(60))
+            return dict(admin.describe_configs([resource])[resource].result(patient(60)))
         return None
 
     found = eventually(made, what="the topics are there") or {}
@@ -167,7 +167,7 @@ def test_a_broker_that_was_cut_off_and_takes_itself_for_the_leader_proves_no_los
     cluster, name = kafka_cluster, f"{topic_prefix}.public.t"
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     new = NewTopic(name, num_partitions=1, replication_factor=3)
-    admin.create_topics([new])[name].result(60)
+    admin.create_topics([new])[name].result(patient(60))
     old = eventually(lambda: leader_of(cluster, name), what="it has a leader", timeout_s=120)
     assert old is not None
     write(cluster, name)
@@ -229,7 +229,7 @@ def write(cluster: KafkaCluster, topic: str) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
     for _ in range(10):
         producer.produce(topic, b"x")
-    assert producer.flush(120) == 0
+    assert producer.flush(patient(120)) == 0
 
 
 def unready(bridge: Bridge) -> str:
@@ -238,7 +238,7 @@ def unready(bridge: Bridge) -> str:
     if not served:
         return ""
     try:
-        with urllib.request.urlopen(f"{served[-1]}/readyz", timeout=5):
+        with urllib.request.urlopen(f"{served[-1]}/readyz", timeout=patient(5)):
             return ""
     except urllib.error.HTTPError as error:
         return error.read().decode()

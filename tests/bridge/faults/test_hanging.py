@@ -35,7 +35,7 @@ from tests.bridge.running import Bridge
 from tests.marks import long_but
 from tests.providers.interface import Provider, Server
 from tests.providers.proxy import Proxy
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 ENDS_ARE_TOLD = """
 from concurrent.futures import wait
@@ -224,7 +224,7 @@ def test_abort_of_the_next_transaction_keeps_the_hanging_one(
     for place in names:
         topic, _, partition = place.rpartition("-")
         following.produce(f"{bridge.prefix}.{topic}", b"{}", b"{}", partition=int(partition))
-    assert following.flush(30) == 0
+    assert following.flush(patient(30)) == 0
     bridge.start()
     await_session(bridge, 3)
     assert "decision=commit" in bridge.output
@@ -273,7 +273,7 @@ def test_visible_events_prove_a_commit_behind_any_number_of_aborted_records(
     following = begin_following(bridge, record)
     for _ in range(3 * hanging_transactions._TAIL_RECORDS):
         following.produce(topic, b"{}", b"{}", partition=0)
-    assert following.flush(30) == 0
+    assert following.flush(patient(30)) == 0
     bridge.start()
     await_session(bridge, 3)
     assert "decision=commit" in bridge.output
@@ -301,14 +301,14 @@ def test_a_missing_marker_is_checked_before_the_next_transaction(
     other = Producer(
         {"bootstrap.servers": own_kafka.bootstrap_servers, "transactional.id": bridge.prefix}
     )
-    other.init_transactions(30)
+    other.init_transactions(patient(30))
     other.begin_transaction()
     other.produce(f"{bridge.prefix}.transaction", b"{}", b"{}")
-    assert other.flush(30) == 0
+    assert other.flush(patient(30)) == 0
     to_kafka.cut()
     to_kafka.heal()
     eventually(lambda: bridge.output.count("did not get its marker") > said, what="it looks")
-    other.abort_transaction(30)
+    other.abort_transaction(patient(30))
     await_session(bridge, before + 1)
     assert_intact(bridge, load, conninfo)
 

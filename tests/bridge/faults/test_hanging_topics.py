@@ -20,7 +20,7 @@ from tests.bridge.faults.test_hanging import QUIET, tell
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 TABLES = """
     CREATE TABLE plain (id int PRIMARY KEY);
@@ -115,11 +115,13 @@ def test_open_transaction_of_another_producer_is_left_alone(
     insert(conninfo, range(10), kind)
     bridge.caught_up()
     other = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": kind})
-    other.init_transactions(30)
+    other.init_transactions(patient(30))
     other.begin_transaction()
-    for partition in range(len(other.list_topics(topic, timeout=30).topics[topic].partitions)):
+    for partition in range(
+        len(other.list_topics(topic, timeout=patient(30)).topics[topic].partitions)
+    ):
         other.produce(topic, b"of another", b"key", partition=partition)
-    assert other.flush(30) == 0
+    assert other.flush(patient(30)) == 0
     insert(conninfo, range(10, 20), kind)
     bridge.caught_up()
     insert(conninfo, range(20, 30), kind)
@@ -130,7 +132,7 @@ def test_open_transaction_of_another_producer_is_left_alone(
     bridge.start()
     await_session(bridge, 2)
     assert "ending a transaction" not in bridge.output
-    other.abort_transaction(30)
+    other.abort_transaction(patient(30))
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert_all_once(bridge, {topic}, 30)
@@ -154,11 +156,13 @@ def test_hanging_transaction_behind_another_producers_is_ended_after_it(
     bridge.kill()
     servers = {"bootstrap.servers": own_kafka.bootstrap_servers}
     other = Producer({**servers, "transactional.id": kind, "transaction.timeout.ms": 600_000})
-    other.init_transactions(30)
+    other.init_transactions(patient(30))
     other.begin_transaction()
-    for partition in range(len(other.list_topics(topic, timeout=30).topics[topic].partitions)):
+    for partition in range(
+        len(other.list_topics(topic, timeout=patient(30)).topics[topic].partitions)
+    ):
         other.produce(topic, b"of another", b"key", partition=partition)
-    assert other.flush(30) == 0
+    assert other.flush(patient(30)) == 0
     insert(conninfo, range(10, 20), kind)
     bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
     bridge.exit_code()
@@ -173,7 +177,7 @@ def test_hanging_transaction_behind_another_producers_is_ended_after_it(
     await_session(bridge, 3)
     assert "not judged: what other producers' open transactions hide" in bridge.output
     assert "ending it" not in bridge.output
-    other.abort_transaction(60)
+    other.abort_transaction(patient(60))
     insert(conninfo, range(20, 30), kind)
     eventually(lambda: "decision=commit" in bridge.output, what="it is ended", timeout_s=60)
     bridge.caught_up()

@@ -25,6 +25,7 @@ from tests.bridge.faults.markers import (
 from tests.bridge.faults.test_hanging import QUIET, commit_once, tell
 from tests.bridge.running import Bridge
 from tests.marks import long_but
+from tests.providers.waiting import patient
 
 CASES = [
     pytest.param(is_not_the_progress, False, ["settling"], id="only the record is visible"),
@@ -127,10 +128,10 @@ def test_events_that_retention_removed_stop_the_bridge(
     """The topic's retention has removed it meanwhile; an operator may go on without it."""
     bridge = new_bridge(conninfo, broker=own_kafka, **QUIET)
     admin, topic = interrupt_settling(bridge, conninfo, load, own_kafka)
-    partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
+    partitions = admin.list_topics(topic, timeout=patient(30)).topics[topic].partitions
     wanted = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
     for done in admin.delete_records(wanted).values():
-        done.result(30)
+        done.result(patient(30))
     for _ in range(2):
         assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     assert "records are gone" in bridge.output
@@ -149,7 +150,7 @@ def test_events_of_a_missing_topic_stop_the_bridge(
     """It may also be a broker, or a privilege, that does not show the topic."""
     bridge = new_bridge(conninfo, broker=own_kafka, **QUIET)
     admin, topic = interrupt_settling(bridge, conninfo, load, own_kafka)
-    admin.delete_topics([topic])[topic].result(30)
+    admin.delete_topics([topic])[topic].result(patient(30))
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     assert "the topic is gone" in bridge.output
     assert len(notes(bridge)) == 1

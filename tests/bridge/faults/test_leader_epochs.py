@@ -14,7 +14,7 @@ from services.bridge.sink.offsets import Partition, PartitionEnd
 from services.testbed.kafka import KafkaBroker
 from tests.bridge.faults.test_lost_records import cut_tail
 from tests.providers.proxy import Proxy
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 PARTITIONS = 4
 RECORDS = 10
@@ -76,7 +76,7 @@ def test_records_that_retention_deleted_are_not_cut_off(own_kafka: KafkaBroker, 
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
     places = [TopicPartition(topic, number, 2 * RECORDS) for number in range(PARTITIONS)]
     for future in admin.delete_records(places).values():
-        future.result(60)
+        future.result(patient(60))
     found = cut_off(straight(own_kafka), noted(topic))
     assert found == dict.fromkeys(noted(topic), False)
 
@@ -121,7 +121,9 @@ def write(broker: KafkaBroker, topic: str) -> None:
     for number in range(PARTITIONS):
         for _ in range(RECORDS):
             producer.produce(topic, b"x", partition=number)
-            eventually(lambda: producer.flush(10) == 0, what="it is written", timeout_s=120)
+            eventually(
+                lambda: producer.flush(patient(10)) == 0, what="it is written", timeout_s=120
+            )
 
 
 def noted(topic: str, epoch: int = 0) -> dict[Partition, PartitionEnd]:

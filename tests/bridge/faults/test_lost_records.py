@@ -15,7 +15,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, await_session
 from tests.bridge.running import Bridge
 from tests.bridge.test_refusals import last_line
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 HEADER = struct.Struct(">qi")
 """baseOffset, batchLength: of each batch in a partition's file."""
@@ -73,7 +73,7 @@ def test_the_end_of_a_tables_topic_is_gone(
     other = Producer({"bootstrap.servers": own_kafka.bootstrap_servers})
     for _ in range(noted_end - end + 50):
         other.produce(topic, b"{}", b"of another", partition=partition)
-    assert other.flush(30) == 0
+    assert other.flush(patient(30)) == 0
     bridge.start(SLOTBRIDGE_FAILPOINT="shown:1")  # it ends beyond what was noted now
     assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
@@ -141,13 +141,13 @@ def test_a_topic_that_is_gone_is_not_judged(
     assert f"{bridge.prefix}.public.t" in bridge.progress()[-1].ends, "a clean stop notes them"
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
     name = f"{bridge.prefix}.public.t"
-    admin.delete_topics([name])[name].result(60)
+    admin.delete_topics([name])[name].result(patient(60))
     eventually(lambda: name not in bridge.topics(), what="the topic is gone")
     bridge.start()
     await_session(bridge, 2)
     assert "not judged: topics that the slot has written are gone" in bridge.output
     bridge.kill()
-    admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(60)
+    admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(patient(60))
     eventually(lambda: name in bridge.topics(), what="the topic is there again")
     bridge.start()
     await_session(bridge, 3)
@@ -171,16 +171,16 @@ def test_a_topic_is_deleted_and_made_again_and_others_write_more_to_it_than_it_h
     ends = bridge.progress()[-1].ends[topic]
     assert {epoch for _, _, epoch in ends} == {0}
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
-    count = len(admin.list_topics(topic, timeout=60).topics[topic].partitions)
-    admin.delete_topics([topic])[topic].result(60)
+    count = len(admin.list_topics(topic, timeout=patient(60)).topics[topic].partitions)
+    admin.delete_topics([topic])[topic].result(patient(60))
     eventually(lambda: topic not in bridge.topics(), what="the topic is gone", timeout_s=120)
-    admin.create_topics([NewTopic(topic, num_partitions=count)])[topic].result(60)
+    admin.create_topics([NewTopic(topic, num_partitions=count)])[topic].result(patient(60))
     eventually(lambda: topic in bridge.topics(), what="the topic is there again", timeout_s=120)
     other = Producer({"bootstrap.servers": own_kafka.bootstrap_servers})
     for partition, offset, _ in ends:
         for _ in range(offset + 10):
             other.produce(topic, b"{}", b"of another", partition=partition)
-    assert other.flush(60) == 0
+    assert other.flush(patient(60)) == 0
     bridge.start(SLOTBRIDGE_FAILPOINT="shown:1")  # where it would begin to change something
     assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)

@@ -16,7 +16,7 @@ from tests.bridge.faults.load import Load, await_session
 from tests.bridge.recover_process import drop_slot
 from tests.bridge.test_refusals import last_line, taken_slot
 from tests.providers.databases import once_free
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 QUICK = {"connect_deadline_ms": 20_000}
 """What is refused here is refused at once; a start on a busy machine may need a second attempt."""
@@ -52,7 +52,7 @@ def test_the_records_of_the_progress_topic_are_gone(
     admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
     name = progress_topic(bridge.prefix)
     for future in admin.delete_topics([name]).values():
-        future.result(60)
+        future.result(patient(60))
     eventually(lambda: name not in bridge.topics(), what="the topic is gone")
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     assert "Kafka has no progress record" in last_line(bridge.output)

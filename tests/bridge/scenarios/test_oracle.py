@@ -9,6 +9,7 @@ from schemas.events import schema_topic
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.reading import Record, read_committed
 from tests.bridge.scenarios.conftest import Scene
+from tests.providers.waiting import patient
 
 
 def test_the_oracle_finds_planted_faults(scene: Scene) -> None:
@@ -48,7 +49,7 @@ def test_the_oracle_finds_a_repeated_schema_event(scene: Scene) -> None:
 def produce(scene: Scene, record: Record) -> None:
     producer = Producer({"bootstrap.servers": scene.bridge.kafka.bootstrap_servers})
     producer.produce(record.topic, record.value, record.key, record.partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
 
 
 def _position(record: Record) -> tuple[int, int]:

@@ -30,6 +30,7 @@ from tests.bridge.values.two_publishers import (
 )
 from tests.providers.interface import Broker, Provider
 from tests.providers.serial_registry import SerialRegistry
+from tests.providers.waiting import patient
 
 CONVERTER = {
     "": "io.apicurio.registry.utils.converter.ExtJsonConverter",
@@ -73,7 +74,7 @@ class Reader:
 
     def _connect(self, schema_id: int) -> str:
         url = f"{self._registry.native_url}/ids/globalIds/{schema_id}"
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=patient(30)) as answer:
             return json_schema.schema_text(json.load(answer))
 
 

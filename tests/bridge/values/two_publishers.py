@@ -25,7 +25,7 @@ from tests.bridge.values import samples
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker
 from tests.providers.serial_registry import SerialRegistry, serial_registry
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 Decode = Callable[[bytes, str, str], Any]
 """Bytes, topic, and `key`, `value` or `header` -> what they say."""
@@ -260,7 +260,7 @@ def _make_topics(kafka: Broker, prefix: str) -> None:
     tables = (*TABLES, "changing", "whole", "keyless", "toasted", "finished")
     names = [f"{prefix}.message", *(f"{prefix}.public.{table}" for table in tables)]
     for future in admin.create_topics([NewTopic(topic, 1) for topic in names]).values():
-        future.result(30)
+        future.result(patient(30))
 
 
 def _await_last(kafka: Broker, prefix: str, log: Path) -> None:
@@ -279,7 +279,7 @@ def _await_last(kafka: Broker, prefix: str, log: Path) -> None:
 
 def _topics(kafka: Broker) -> list[str]:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    return [*admin.list_topics(timeout=60).topics]
+    return [*admin.list_topics(timeout=patient(60)).topics]
 
 
 def _read(kafka: Broker, prefix: str, decode: Decode) -> dict[str, list[Record]]:

@@ -21,7 +21,7 @@ from tests.failover.servers import ask, slotfailover_process, tell
 from tests.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.interface import Broker
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SLOT = "events"
 FAR = 1 << 50
@@ -118,10 +118,10 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     )
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
     made = admin.create_topics([NewTopic(progress_topic(other), 1, 1)])
-    made[progress_topic(other)].result(timeout=30)
+    made[progress_topic(other)].result(timeout=patient(30))
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
     producer.produce(progress_topic(other), record.model_dump_json(), SLOT)
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
     ahead = changed(bridged, topic_prefix=other)
     said(ahead, "kafka-record", "of another database")
     found = ahead.expect("kafka-record", "consumer-ahead")
@@ -130,7 +130,7 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     system = ask(bridged.trio.primary, "SELECT system_identifier::text FROM pg_control_system()")
     newer = record.model_copy(update={"system_identifier": system, "timeline": 2})
     producer.produce(progress_topic(other), newer.model_dump_json(), SLOT)
-    assert producer.flush(30) == 0
+    assert producer.flush(patient(30)) == 0
     del producer, admin  # ended before the broker is
     said(ahead, "primary-timeline", "older than timeline 2, which Kafka remembers")
     ahead.expect("primary-timeline", "consumer-ahead")

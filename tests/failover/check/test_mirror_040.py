@@ -17,7 +17,7 @@ from tests.failover.check.cast import Cast, count, create_slot, refused, release
 from tests.failover.check.examining import quoted, set_on
 from tests.failover.servers import ask, tell
 from tests.providers.databases import connect
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 MANUAL = ("sync-replication-slots", "slotsync-worker")
 """What check says throughout while slots are synchronized by pg_sync_replication_slots() only."""
@@ -302,7 +302,7 @@ def _functions_wait_too(cast: Cast) -> None:
         waits += f"WHERE pid = {session.info.backend_pid}"
         eventually(lambda: ask(primary, waits), what="the function waits")
         set_on(primary, synchronized_standby_slots="")
-        reader.join(timeout=120)
+        reader.join(timeout=patient(120))
         assert not reader.is_alive()
     tell(primary, "SELECT pg_drop_replication_slot('test_slot')")
     set_on(primary, synchronized_standby_slots="sb1_slot")

@@ -17,7 +17,7 @@ from tests.conftest import NewPair
 from tests.failover.servers import configuration, tell
 from tests.failover.views import node, state
 from tests.failover.watch.watch_process import SETTINGS, Watching
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 WRITTEN = 100_000_000
 
@@ -87,7 +87,9 @@ def raw(url: str, request: str) -> tuple[int, str]:
     """Ask as a load balancer does, in HTTP/1.0 and without a Host: status, and what follows."""
     where = urlsplit(url)
     assert where.hostname is not None
-    with socket.create_connection((where.hostname, where.port or 80), timeout=30) as connection:
+    with socket.create_connection(
+        (where.hostname, where.port or 80), timeout=patient(30)
+    ) as connection:
         connection.sendall(f"{request} HTTP/1.0\r\n\r\n".encode())
         answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     head, _, body = answer.partition("\r\n\r\n")
@@ -175,5 +177,5 @@ def test_haproxy_leads_clients_to_whoever_takes_writes(new_pair: NewPair, tmp_pa
         eventually(lambda: writable_port() == ports["b"], what="it leads to b", timeout_s=60)
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=patient(30))
         watching.end()

@@ -36,7 +36,7 @@ from tests.failover.servers import ask, await_equal, configuration, subscribe, w
 from tests.failover.watch.test_live import LEADS_TO, promote, unquoted
 from tests.failover.watch.watch_process import SETTINGS
 from tests.providers.interface import Trio
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/cdc/leases"
 RULES = Rules(duration_s=60.0, deadline_s=45.0, retry_s=0.1)
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         server.asked.append((self.command, self.path, self.headers.get("Authorization", "")))
         if server.hangs:
-            server.healed.wait(60)
+            server.healed.wait(patient(60))
         code = server.answers_with or self._carry_out(body)
         document = server.document if code < 300 else {"message": f"told with {code}"}
         text = json.dumps(document).encode()
@@ -350,7 +350,7 @@ def running(loop: Watch) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(patient(60))
 
 
 @contextlib.contextmanager

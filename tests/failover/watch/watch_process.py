@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.failover.servers import COMMAND
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 TOKEN = "a-token-of-the-tests"
 SETTINGS: dict[str, Any] = {
@@ -58,7 +58,7 @@ class Watching:
             self.url + path, data=body, headers=headers, method=method or None
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=patient(30)) as answer:
                 return Answer(answer.status, dict(answer.headers), answer.read().decode())
         except urllib.error.HTTPError as error:
             with error:
@@ -112,12 +112,12 @@ class Watching:
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=patient(30))
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""
         self._process.terminate()
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=patient(60))
 
     def end(self) -> None:
         """Whatever it does."""
@@ -135,7 +135,7 @@ class Watching:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=patient(30)) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
