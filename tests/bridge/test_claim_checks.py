@@ -35,12 +35,12 @@ from tests.marks import long_but
 from tests.providers.interface import Provider
 from tests.providers.proxy import Proxy
 from tests.providers.standstill import Standstill
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient, patient_ms
 from tests.spark_consumers.object_storage import KEY, REGION, SECRET, ObjectStorage, object_storage
 
 LARGE = 1_000
-STOOD_STILL_S = 1.5
-"""Whoever stands still for so long may lose a session by a time-out of 5 s, whatever he does."""
+STOOD_STILL_S = patient(0.5)
+"""Whoever stands still for so long may lose a session by its time-out, whatever he does."""
 CLAIMS = {"large_values": {"*.*": {"*": {"claim_check_bytes": LARGE}}}}
 Run = Callable[..., None]
 
@@ -254,8 +254,8 @@ def test_a_storage_that_is_cut_off_is_waited_for(
     bridge = new_bridge(
         conninfo,
         shaping=CLAIMS,
-        claim_check=section(away, topic_prefix, deadline_ms=1_000),
-        wal_sender_timeout_ms=5_000,
+        claim_check=section(away, topic_prefix, deadline_ms=patient_ms(300)),
+        wal_sender_timeout_ms=patient_ms(1_700),
     )
     machine = Standstill()
     try:
@@ -345,7 +345,9 @@ def test_what_an_operator_must_mend_ends_in_an_exit_code(
 
     def run(**more: Any) -> Bridge:
         settings = {**section(storage, topic_prefix), **more}
-        made = new_bridge(conninfo, shaping=CLAIMS, claim_check=settings, connect_deadline_ms=2_000)
+        made = new_bridge(
+            conninfo, shaping=CLAIMS, claim_check=settings, connect_deadline_ms=patient_ms(700)
+        )
         return made.start()
 
     with object_storage(tmp_path / "moto.log", INITIAL_NO_AUTH_ACTION_COUNT="1") as strict:

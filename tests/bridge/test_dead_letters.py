@@ -23,7 +23,7 @@ from services.testbed.users import server_user
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 ALLOW, DENY = AclPermissionType.ALLOW, AclPermissionType.DENY
 
@@ -223,7 +223,7 @@ def test_a_topic_that_is_gone_and_must_not_be_made(
         guarded,
         topic_prefix,
         on_refused="dead_letter",
-        transaction_timeout_ms=5000,
+        transaction_timeout_ms=patient_ms(1_700),
     )
     admin = AdminClient({"bootstrap.servers": guarded.bootstrap_servers})
     cluster = (ResourceType.BROKER, "kafka-cluster")

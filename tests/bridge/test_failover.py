@@ -13,7 +13,7 @@ from tests.conftest import NewPair
 from tests.providers.databases import connect
 from tests.providers.interface import Provider, Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 BEYOND = 25
 BALANCES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
@@ -78,7 +78,7 @@ def test_primary_killed_under_load_the_bridge_follows_and_refuses_the_old_one(
         assert sum(1 for e in bridge.events(table) if e["op"] == "u") == row[0]
 
     # Alone, the old primary is refused: it is on an older timeline.
-    stale = new_bridge(primary, slot=bridge.slot, connect_deadline_ms=2000).start()
+    stale = new_bridge(primary, slot=bridge.slot, connect_deadline_ms=patient_ms(700)).start()
     assert stale.exit_code() == ExitCode.TIMELINE, stale.output
     assert "old primary" in stale.output
     inserted = sum(1 for event in bridge.events("pgbench_history") if event["op"] == "c")
@@ -108,7 +108,7 @@ def test_a_timeline_once_met_is_not_left_though_nothing_has_come_of_it(
     with connect(trio.primary, trio.dbname) as connection:
         connection.execute("SET synchronous_commit = local")
         connection.execute("INSERT INTO t VALUES (2)")
-    stale = new_bridge(both(trio), slot=bridge.slot, connect_deadline_ms=2000).start()
+    stale = new_bridge(both(trio), slot=bridge.slot, connect_deadline_ms=patient_ms(700)).start()
     assert stale.exit_code() == ExitCode.TIMELINE, stale.output
     assert [event["after"] for event in bridge.events("t")] == [{"id": 1}]
     first, *_, last = bridge.progress()

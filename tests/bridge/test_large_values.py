@@ -38,13 +38,15 @@ from services.bridge.sink import claim_checks
 from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
 from services.bridge.sink.storage_folder import Folder, MountedAnew
 from services.bridge.sink.storage_identity import MARKER, judge_storage, unreachable
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 TEXT, BYTEA, JSONB, INTEGER, TEXTS = 25, 17, 3802, 23, 1009
 THERE = "file:///there"
 ID, OTHER = "8a4c7d52-3f0e-4b76-9a41-0d5ce2b81f93", "e1907b3c-62d8-4f25-8c1a-b7f40396ad5e"
 """Names of tests: each worker of pytest must find the same."""
-SETTINGS = ClaimCheckSettings(uri="file:///nowhere", deadline_ms=1_000, memory_bytes_max=2**20)
+SETTINGS = ClaimCheckSettings(
+    uri="file:///nowhere", deadline_ms=patient_ms(300), memory_bytes_max=2**20
+)
 
 
 class Stored:
@@ -278,7 +280,7 @@ def test_settings_that_can_not_work_are_refused() -> None:
 def test_values_wait_for_the_storage_up_to_a_bound_and_are_stored_once() -> None:
     store, waited = Stored(), threading.Event()
     store.gate.clear()
-    checks = ClaimChecks(SETTINGS, store)
+    checks = ClaimChecks(SETTINGS.model_copy(update={"deadline_ms": 600_000}), store)
     checks.while_waiting = waited.set
     large = [bytes([n]) * (SETTINGS.memory_bytes_max // 2) for n in range(3)]
     checks.deposit(large[0])

@@ -17,7 +17,7 @@ from tests.bridge.test_doctor import Examined
 from tests.providers import databases
 from tests.providers.interface import Provider
 from tests.providers.roles import ODD, make_roles
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 TABLES = ('"; drop table x; --', "MixedCase", "x" * 63, "😀é", "a.b c")
 
@@ -85,7 +85,7 @@ def test_a_missing_grant_of_the_role_is_named(
         connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(weak))
         bridge = new_bridge(
             pair.primary.conninfo(fresh_database, user=f"weak_{topic_prefix}"),
-            connect_deadline_ms=3000,
+            connect_deadline_ms=patient_ms(1_000),
         )
         assert bridge.start().exit_code() == 20, bridge.output
         assert "docs/OPERATIONS.md" in bridge.output.splitlines()[-1]

@@ -14,7 +14,7 @@ import pytest
 from services.bridge.source.readiness import FD_SETSIZE, wait_readable, wait_writable
 from services.bridge.source.replication_connection import Keepalive, ReplicationConnection
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_replication_socket_may_have_any_number(pair: Provider, fresh_databa
         sql.execute("CREATE PUBLICATION p FOR ALL TABLES")
         sql.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
     connection = ReplicationConnection(
-        conninfo, slot, wal_sender_timeout_ms=10_000, sql_deadline_ms=10_000
+        conninfo, slot, wal_sender_timeout_ms=patient_ms(3_300), sql_deadline_ms=patient_ms(3_300)
     )
     with contextlib.closing(connection):
         connection.start(0, "p", streaming=True, origin="any", two_phase=False)

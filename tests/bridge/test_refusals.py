@@ -25,9 +25,9 @@ from tests.conftest import NewPair
 from tests.providers.databases import once_free
 from tests.providers.interface import Provider
 from tests.providers.interface import Server as LiveServer
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
-QUICK = {"connect_deadline_ms": 5000}
+QUICK = {"connect_deadline_ms": patient_ms(1_700)}
 """Of bridges that do not start: one that is to, on a busy machine, may need several attempts."""
 
 

@@ -11,6 +11,7 @@ import pytest
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.registry import RegistrySettings
 from services.kafka.schema_registry import SchemaRegistry
+from tests.providers.waiting import patient_ms
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -51,7 +52,9 @@ def settings() -> Iterator[RegistrySettings]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         _Answers.by_path = {}
-        yield RegistrySettings(url=f"http://127.0.0.1:{server.server_port}", deadline_ms=1_000)
+        yield RegistrySettings(
+            url=f"http://127.0.0.1:{server.server_port}", deadline_ms=patient_ms(300)
+        )
         server.shutdown()
         thread.join()
 

@@ -37,7 +37,7 @@ from tests.bridge.values.protobuf_reader import compiled, document
 from tests.bridge.values.two_publishers import fill, make_tables
 from tests.providers.interface import Broker, Provider
 from tests.providers.secured import Certificates
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 PARTS = ("key_format", "value_format")
 TABLES = (*FINITE, "changing", "whole", "keyless", "toasted", "finished")
@@ -370,7 +370,7 @@ def test_a_registry_that_is_down_is_waited_for_and_nothing_is_lost(
 ) -> None:
     own = Registry(tmp_path)
     source.run("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
-    settings: dict[str, Any] = {"registry": {"url": own.url, "deadline_ms": 1000}}
+    settings: dict[str, Any] = {"registry": {"url": own.url, "deadline_ms": patient_ms(300)}}
     bridge = source.registered(own, **settings, connect_deadline_ms=60_000).start()
     try:
         eventually(
@@ -472,7 +472,9 @@ def test_by_tls_and_password(
     assert wrong.exit_code() == ExitCode.PRIVILEGE_MISSING
     assert "registry.password" in wrong.output and "other" not in wrong.output
     stranger = {**right, "ca_file": str(certificates.path("stranger.pem"))}
-    distrusting = source.registered(schemas, registry=stranger, connect_deadline_ms=2_000).start()
+    distrusting = source.registered(
+        schemas, registry=stranger, connect_deadline_ms=patient_ms(700)
+    ).start()
     assert distrusting.exit_code() == ExitCode.REGISTRY_UNREACHABLE
     assert "registry.ca_file" in distrusting.output
 
@@ -486,7 +488,7 @@ def test_a_format_without_a_registry_is_refused_by_name(source: Source) -> None:
 
 @pytest.mark.long
 def test_a_registry_that_does_not_come_ends_in_an_exit_code(source: Source, tmp_path: Path) -> None:
-    bridge = source.registered(Registry(tmp_path), connect_deadline_ms=2_000).start()
+    bridge = source.registered(Registry(tmp_path), connect_deadline_ms=patient_ms(700)).start()
     assert bridge.exit_code() == ExitCode.REGISTRY_UNREACHABLE
 
 

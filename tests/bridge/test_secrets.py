@@ -18,7 +18,7 @@ from schemas.settings import load_settings
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import PATIENCE_S, Bridge
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 HUSH = "Zq9-hush"
 """In every secret, so that one search finds them all."""
@@ -31,7 +31,7 @@ DOCUMENT: dict[str, Any] = {
         "options": {"sasl.password": OPTION, "ssl.key.password": OPTION},
     },
     "shaping": {"salt": SALT},
-    "bridge": {"connect_deadline_ms": 1500},
+    "bridge": {"connect_deadline_ms": patient_ms(500)},
     "failover": {
         "nodes": {"a": f"host=127.0.0.1 port=1 password={NODE}", "b": f"port=2 password={NODE}"},
         "subscribers": {"s": f"host=127.0.0.1 port=1 password={NODE}"},

@@ -9,7 +9,7 @@ import pytest
 from services.testbed.ports import free_port
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 DEADLINE_MS = 5_000
 ATTEMPTS = 15
@@ -62,5 +62,5 @@ def test_a_standby_bridge_ends_at_its_deadline_if_no_other_bridge_is_there(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     nobody = pair.primary.conninfo(fresh_database, port=free_port())
-    bridge = new_bridge(nobody, standby=True, connect_deadline_ms=1000).start()
+    bridge = new_bridge(nobody, standby=True, connect_deadline_ms=patient_ms(300)).start()
     assert bridge.exit_code() == 10, bridge.output

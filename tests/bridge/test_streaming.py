@@ -16,7 +16,7 @@ from schemas.schema_events import SchemaEvent
 from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 
 def test_first_start_makes_everything_and_a_clean_stop_confirms_it(
@@ -280,7 +280,7 @@ def test_a_server_that_hangs_is_left(
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        bridge = new_bridge(conninfo, sql_deadline_ms=1500).start().streaming()
+        bridge = new_bridge(conninfo, sql_deadline_ms=patient_ms(500)).start().streaming()
         query = (
             "SELECT client_port FROM pg_stat_activity WHERE application_name = 'slotbridge'"
             " AND datname = current_database()"

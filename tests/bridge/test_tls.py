@@ -24,6 +24,7 @@ from tests.providers.secured import (
     secured_kafka,
     secured_postgres,
 )
+from tests.providers.waiting import patient_ms
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +204,7 @@ def test_kafka_tls_refusal_is_one_line_with_its_exit_code(
         broker=secured.broker,
         bootstrap_servers=secured.address(protocol, host),
         options=options,
-        connect_deadline_ms=3000,
+        connect_deadline_ms=patient_ms(1_000),
     ).start()
     assert bridge.exit_code() == code, bridge.output
     last = bridge.output.splitlines()[-1]
@@ -235,7 +236,7 @@ def test_postgres_tls_refusal_is_one_line_with_its_exit_code(
     bridge = new_bridge(
         secured.conninfo(**changes),
         broker=secured.broker,
-        connect_deadline_ms=3000,
+        connect_deadline_ms=patient_ms(1_000),
     ).start()
     assert bridge.exit_code() == code, bridge.output
     last = bridge.output.splitlines()[-1]
@@ -250,6 +251,6 @@ def test_a_server_without_tls_is_refused(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     conninfo = pair.primary.conninfo(fresh_database, sslmode="require")
-    bridge = new_bridge(conninfo, connect_deadline_ms=3000).start()
+    bridge = new_bridge(conninfo, connect_deadline_ms=patient_ms(1_000)).start()
     assert bridge.exit_code() == 25, bridge.output
     assert "server does not support SSL" in bridge.output

@@ -25,7 +25,7 @@ from tests.conftest import NewPair
 from tests.providers.interface import Provider, Server
 from tests.providers.roles import ODD, make_roles
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 QUICK = {"connect_deadline_ms": 20_000}
 ORIGIN_FUNCTIONS = """
@@ -179,7 +179,9 @@ def test_a_failover_under_load(new_pair: NewPair, new_bridge: NewBridge, topic_p
     there = {event["after"]["id"] for event in bridge.events("t")}
     assert there >= {*acknowledged}
     old = new_bridge(
-        trio.primary.conninfo(trio.dbname, user=role), witness="sequence", connect_deadline_ms=3000
+        trio.primary.conninfo(trio.dbname, user=role),
+        witness="sequence",
+        connect_deadline_ms=patient_ms(1_000),
     )
     trio.primary.start()
     assert old.start().exit_code() == ExitCode.TIMELINE, old.output

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 from schemas.settings import KafkaSettings
 from services.kafka.records import TopicReader
 from services.testbed.kafka import SETTINGS, KafkaBroker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 HEADER = struct.Struct(">qiibihiqq")
 """baseOffset, batchLength, leader epoch, magic, crc, attributes, last delta, first and last time"""
 BEFORE_LENGTH = 12
 IS_CONTROL = 0x20
-MARKERS_WAIT_S = 5.0
+MARKERS_WAIT_S = patient(2)
 """How long Kafka may take to tell the partitions what it has decided."""
 
 STATES: Final = "__transaction_state"
@@ -67,7 +67,7 @@ def is_telling(broker: KafkaBroker) -> bool:
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, topic_prefix=STATES)
     for partition in range(int(SETTINGS["transaction.state.log.num.partitions"])):
         with TopicReader(settings, STATES, partition, committed=False) as reader:
-            for _, key, value in reader.between(*reader.bounds(), time.monotonic() + 30):
+            for _, key, value in reader.between(*reader.bounds(), time.monotonic() + patient(30)):
                 states[key] = value[STATE_AT] if value else 0
     return any(state in PREPARED for state in states.values())
 

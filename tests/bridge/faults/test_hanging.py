@@ -35,7 +35,7 @@ from tests.bridge.running import Bridge
 from tests.marks import long_but
 from tests.providers.interface import Provider, Server
 from tests.providers.proxy import Proxy
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 ENDS_ARE_TOLD = """
 from concurrent.futures import wait
@@ -168,7 +168,10 @@ def test_a_bridge_with_another_database_decides_nothing(
     tell(conninfo, bridge, end_lsn)
     own_kafka.start()
     wrong = new_bridge(
-        subscriber.conninfo(), broker=own_kafka, slot=bridge.slot, connect_deadline_ms=1500
+        subscriber.conninfo(),
+        broker=own_kafka,
+        slot=bridge.slot,
+        connect_deadline_ms=patient_ms(500),
     )
     assert wrong.start().exit_code() == ExitCode.WRONG_DATABASE, wrong.output
     assert "decision=" not in wrong.output

@@ -14,12 +14,12 @@ from schemas.errors import ExitCode
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.oracle import assert_rebuilt
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 SHORT: dict[str, Any] = {
-    "wal_sender_timeout_ms": 2000,
-    "transaction_timeout_ms": 4000,
-    "origin_idle_timeout_ms": 5000,
+    "wal_sender_timeout_ms": patient_ms(700),
+    "transaction_timeout_ms": patient_ms(1_300),
+    "origin_idle_timeout_ms": patient_ms(1_700),
 }
 FAR_S = 10 * 365 * 86_400
 CLOCK = """
@@ -87,7 +87,7 @@ def _sessions(connection: psycopg.Connection[tuple[object, ...]]) -> int:
 
 def test_out_of_file_descriptors(conninfo: str, load: Load, new_bridge: NewBridge) -> None:
     """An exit code to retry, which frees those that are open."""
-    bridge = new_bridge(conninfo, connect_deadline_ms=6000).start().streaming()
+    bridge = new_bridge(conninfo, connect_deadline_ms=patient_ms(2_000)).start().streaming()
     load.more()
     resource.prlimit(bridge.pid, resource.RLIMIT_NOFILE, (3, 3))
     assert bridge.exit_code() == ExitCode.NO_DESCRIPTORS, bridge.output

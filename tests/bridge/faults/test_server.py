@@ -19,7 +19,7 @@ from tests.marks import long_but
 from tests.providers import databases
 from tests.providers.databases import connect
 from tests.providers.interface import Provider, Server, Trio
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 FEW = {"max_connections": 24, "superuser_reserved_connections": 1}
 
@@ -200,7 +200,7 @@ UNPRINTABLE = (
 
 @pytest.mark.long
 def test_undecodable_wal_ends_in_an_exit_code(conninfo: str, new_bridge: NewBridge) -> None:
-    bridge = new_bridge(conninfo, connect_deadline_ms=5000).start().streaming()
+    bridge = new_bridge(conninfo, connect_deadline_ms=patient_ms(1_700)).start().streaming()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for statement in UNPRINTABLE:
             connection.execute(statement.encode())

@@ -16,7 +16,7 @@ from services.bridge.progress.wal_commit import (
 )
 from services.bridge.source.replication_connection import ReplicationConnection
 from tests.bridge.scenarios.conftest import Scene
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 SAVEPOINTS = (
     "DO $$ BEGIN FOR i IN 1..200 LOOP BEGIN INSERT INTO t VALUES (1000 + i); {}; END LOOP; END $$"
@@ -106,8 +106,8 @@ def in_wal(scene: Scene, record: ProgressRecord) -> WalCommit | None:
 def read(scene: Scene, record: ProgressRecord, count: int) -> bytes:
     connection = ReplicationConnection(
         *(scene.bridge.conninfo, scene.bridge.slot),
-        wal_sender_timeout_ms=10_000,
-        sql_deadline_ms=10_000,
+        wal_sender_timeout_ms=patient_ms(3_300),
+        sql_deadline_ms=patient_ms(3_300),
         name="test",
     )
     row = scene.connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
