@@ -1,15 +1,16 @@
 """Kafka's records as a read_committed consumer has them, keys, values and headers as they are."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient
 
-from services.demo.copies import committed_messages
+from services.demo import copies
+from tests.providers.waiting import patient
 
-READ_TIMEOUT_S = 60.0
-DECIDED_S = 30.0
+READ_TIMEOUT_S = patient(30)
+DECIDED_S = patient(10)
 """How long a busy Kafka may take to tell all partitions what it has committed."""
 
 
@@ -31,7 +32,14 @@ def read_committed(servers: str, topics: Collection[str]) -> list[Record]:
     """
     there = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=READ_TIMEOUT_S).topics
     found = [topic for topic in topics if topic in there]
-    return [_record(one) for one in committed_messages(servers, found, decided_s=DECIDED_S)]
+    return [_record(one) for one in copies.committed_messages(servers, found, decided_s=DECIDED_S)]
+
+
+def committed(
+    servers: str, topic: str, *, decided_s: float = DECIDED_S
+) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+    """(partition, key, value) of all records of a topic up to its present ends."""
+    return copies.committed(servers, topic, decided_s=decided_s)
 
 
 def _record(message: Message) -> Record:

@@ -17,15 +17,15 @@ from confluent_kafka.admin import AdminClient
 from schemas.events import ProgressRecord, progress_topic
 from schemas.shaping import ShapingSettings
 from services.bridge import failpoints
-from services.demo.copies import committed, database_rows, kafka_tables
-from tests.bridge.reading import DECIDED_S
+from services.demo.copies import database_rows, kafka_tables
+from tests.bridge.reading import DECIDED_S, committed
 from tests.providers.command_server import Loaded
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 SLOT_OF_TEST = "s_{}"
-UNDECIDED_S = 2.0
-PATIENCE_S = 180.0
+UNDECIDED_S = patient(0.7)
+PATIENCE_S = patient(60)
 """How long a process may take to end, and Kafka to answer, on a busy machine."""
 
 

@@ -14,7 +14,7 @@ from schemas.snapshot import SnapshotProgress
 from services.bridge.snapshot.requests import is_progress
 from tests.bridge.consumer_folds import Folded, fold
 from tests.bridge.running import Bridge
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import LEAST, eventually, patient
 
 INITIAL: dict[str, Any] = {"mode": "initial"}
 DONE = "snapshot is done"
@@ -139,6 +139,11 @@ def hasten(bridge: Bridge) -> None:
     assert bridge.stop() == 0, bridge.output
     lift_limits(bridge)
     bridge.start().streaming()
+
+
+def rows_a_second(quiet: int) -> int:
+    """A limit of rows that a slow machine meets in the middle of a table, too."""
+    return max(1, round(quiet * LEAST / patient(1)))
 
 
 def lift_limits(bridge: Bridge) -> None:

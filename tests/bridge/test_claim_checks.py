@@ -25,9 +25,9 @@ from services.bridge import failpoints
 from services.bridge.progress.errors import OtherStorage
 from services.bridge.sink.object_storage import Bucket
 from services.bridge.sink.storage_identity import MARKER, judge_storage
-from services.demo.copies import committed
 from services.testbed.registry import registry
 from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import committed
 from tests.bridge.recover_process import drop_slot, recover
 from tests.bridge.running import Bridge
 from tests.bridge.test_schema_registry import PARTS, READERS

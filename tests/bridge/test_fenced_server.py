@@ -31,7 +31,16 @@ from services.postgres.server import Server
 from services.testbed.ports import free_port
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import DONE, INITIAL, assert_exact, chunks, done, fill, told
+from tests.bridge.snapshots import (
+    DONE,
+    INITIAL,
+    assert_exact,
+    chunks,
+    done,
+    fill,
+    rows_a_second,
+    told,
+)
 from tests.bridge.test_failover import both, promote
 from tests.conftest import NewPair
 from tests.providers.interface import Trio
@@ -233,7 +242,7 @@ def test_a_snapshot_writes_nothing_behind_a_fence_and_goes_on_after_it(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("DROP TABLE t")
     fill(conninfo, 4_000)
-    slow = {**INITIAL, "chunk_rows_max": 20, "rows_per_second_max": 200}  # 20 s
+    slow = {**INITIAL, "chunk_rows_max": 20, "rows_per_second_max": rows_a_second(200)}  # 20 s
     bridge = new_bridge(conninfo, snapshot=slow)
     bridge.start().streaming()
     eventually(lambda: chunks(bridge) > 2, what="some chunks are read")

@@ -13,7 +13,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.recover_process import recover
 from tests.bridge.snapshots import chunks, read_all
 from tests.providers.interface import Broker, Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 CHANGES = (
     "INSERT INTO t VALUES (1, 'one'), (2, 'two'), (3, NULL)",
@@ -64,7 +64,7 @@ def test_rows_come_flat_once_each_and_readers_of_envelopes_refuse_them(
     refused = recover(bridge)
     assert refused.returncode == ExitCode.SETTINGS
     assert "shaping.flat" in refused.stderr
-    reader = Transactions(kafka.bootstrap_servers, bridge.prefix, patience_s=5)
+    reader = Transactions(kafka.bootstrap_servers, bridge.prefix, patience_s=patient(2))
     with reader as transactions, pytest.raises(BadInput, match="flat row"):
         transactions.read(60)
 

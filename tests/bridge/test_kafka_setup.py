@@ -1,5 +1,6 @@
 """What the bridge asks of Kafka at its start, on a real broker: topics, replicas, clocks."""
 
+import re
 import shutil
 import subprocess
 import time
@@ -108,11 +109,12 @@ def test_a_bridge_whose_clock_is_days_behind_writes_records_of_the_brokers_time(
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert "clocks differ" in bridge.output
-    assert f"{DAYS_8_S} s behind" in bridge.output or f"{DAYS_8_S - 1} s behind" in bridge.output
+    behind = re.search(r"(\d+) s behind", bridge.output)
+    assert behind is not None and abs(int(behind[1]) - DAYS_8_S) < 86_400
     topic = f"{bridge.prefix}.public.t"
     assert config(kafka, topic)["message.timestamp.type"] == "LogAppendTime"
     (appended_s,) = append_times_s(kafka, topic, 2)
-    assert abs(time.time() - appended_s) < 600
+    assert abs(time.time() - appended_s) < 86_400
 
 
 @pytest.mark.long

@@ -7,8 +7,8 @@ from pathlib import Path
 import psycopg
 
 from schemas.events import transaction_topic
-from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import committed
 from tests.bridge.running import Bridge
 from tests.providers.interface import Provider
 

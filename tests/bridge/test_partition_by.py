@@ -32,8 +32,8 @@ from services.bridge.pgoutput.messages import (
 from services.bridge.recovery.placement import changed
 from services.bridge.sink.batch_produce import partition_of
 from services.bridge.transactions.assembler import size_of
-from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import committed
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import done
 from tests.bridge.test_placement import placement

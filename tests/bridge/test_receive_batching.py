@@ -105,7 +105,7 @@ def test_min_rtt_is_read_from_tcp_info(
     ours, _ = ends
     info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     smoothed_us = struct.unpack_from("68xI", info)[0]
-    assert 0 < receive_batching._min_rtt_us(ours) <= smoothed_us < 1_000_000
+    assert 0 < receive_batching._min_rtt_us(ours) <= smoothed_us < 60_000_000, "microseconds"
 
 
 def test_a_socket_without_tcp_is_left_alone() -> None:

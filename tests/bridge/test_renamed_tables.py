@@ -13,10 +13,10 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode
 from schemas.events import progress_topic, table_names_topic
 from services.bridge.failpoints import VARIABLE
-from services.demo.copies import committed
 from services.postgres.publications import table_catalog
 from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import committed
 from tests.bridge.recordings.scenario import STREAMED_ALWAYS
 from tests.bridge.recover_process import drop_slot, recover
 from tests.bridge.running import Bridge

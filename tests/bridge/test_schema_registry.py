@@ -24,10 +24,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from schemas.errors import ExitCode, SlotbridgeError
 from schemas.registry import RegistrySettings
 from services.bridge.events.formats.protobuf import message_class
-from services.demo.copies import committed
 from services.kafka.schema_registry import SchemaRegistry
 from services.testbed.registry import API, Registry, registry
-from tests.bridge.reading import read_committed
+from tests.bridge.reading import committed, read_committed
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.connect_documents import meaning
@@ -371,7 +370,7 @@ def test_a_registry_that_is_down_is_waited_for_and_nothing_is_lost(
     own = Registry(tmp_path)
     source.run("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
     settings: dict[str, Any] = {"registry": {"url": own.url, "deadline_ms": patient_ms(300)}}
-    bridge = source.registered(own, **settings, connect_deadline_ms=60_000).start()
+    bridge = source.registered(own, **settings, connect_deadline_ms=patient_ms(20_000)).start()
     try:
         eventually(
             lambda: "the schema registry does not answer" in bridge.output,

@@ -11,9 +11,8 @@ import pytest
 
 from schemas.errors import ExitCode
 from schemas.events import own_topics, table_names_topic
-from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
-from tests.bridge.reading import read_committed
+from tests.bridge.reading import committed, read_committed
 from tests.bridge.running import Bridge
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually

@@ -33,7 +33,16 @@ from services.bridge.snapshot.signal_topic import SignalTopic
 from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill, hasten
+from tests.bridge.snapshots import (
+    Changes,
+    assert_folds,
+    await_chunks,
+    chunks,
+    done,
+    fill,
+    hasten,
+    rows_a_second,
+)
 from tests.bridge.test_failover import both, promote
 from tests.bridge.test_snapshot_core import OWNER
 from tests.bridge.test_snapshot_requests import STAMP
@@ -148,7 +157,12 @@ def test_killed_at_each_seam_of_a_signal(
 def test_paused_resumed_and_stopped(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
-    settings = {**settings, "mode": "initial", "chunk_rows_max": 2, "rows_per_second_max": 10}
+    settings = {
+        **settings,
+        "mode": "initial",
+        "chunk_rows_max": 2,
+        "rows_per_second_max": rows_a_second(10),
+    }
     bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
     eventually(lambda: chunks(bridge) > 3, what="chunks are read")
     send(bridge, "pause")
@@ -210,7 +224,7 @@ def test_a_failover_in_the_middle_of_what_was_asked(
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     fill(primary, 6_000)
     settings = {"mode": "on_request", "signal_topic": f"{topic_prefix}-signal"}
-    slow = {**settings, "chunk_rows_max": 10, "rows_per_second_max": 600}
+    slow = {**settings, "chunk_rows_max": 10, "rows_per_second_max": rows_a_second(600)}
     bridge = new_bridge(both(trio), snapshot=slow)
     with Changes(primary, 6_000):
         bridge.start().streaming(primary)

@@ -27,6 +27,7 @@ from tests.bridge.snapshots import (
     hasten,
     lift_limits,
     read_all,
+    rows_a_second,
     told,
 )
 from tests.conftest import NewPair
@@ -118,7 +119,7 @@ def test_changed_all_the_time_and_killed_at_random_moments(
     conninfo, rows, kills = pair.primary.conninfo(fresh_database), 6_000, 20
     fill(conninfo, rows)
     chance = random.Random(33)
-    slow = {"chunk_rows_max": 40, "hold_ms": 50, "rows_per_second_max": 200}
+    slow = {"chunk_rows_max": 40, "hold_ms": 50, "rows_per_second_max": rows_a_second(200)}
     bridge = new_bridge(conninfo, snapshot={**INITIAL, **slow})
     with Changes(conninfo, rows) as changes:
         done_at = [0]
@@ -171,7 +172,7 @@ def test_its_sql_sessions_may_be_ended_at_any_moment(
     """As a fence ends them. Changes flow on, and no chunk is read twice."""
     conninfo, rows = pair.primary.conninfo(fresh_database), 3_000
     fill(conninfo, rows)
-    slow = {"chunk_rows_max": 40, "rows_per_second_max": 400}
+    slow = {"chunk_rows_max": 40, "rows_per_second_max": rows_a_second(400)}
     bridge = new_bridge(conninfo, snapshot={**INITIAL, **slow})
     ended = (
         "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity"

@@ -34,6 +34,7 @@ from tests.bridge.snapshots import (
     fill,
     hasten,
     read_all,
+    rows_a_second,
     told,
 )
 from tests.bridge.test_doctor import Examined
@@ -51,7 +52,7 @@ def test_rows_under_constant_change_come_from_the_standby(
     """By two workers. The bridge is killed in the middle of a chunk; then nothing is replayed."""
     conninfo = pair.primary.conninfo(fresh_database)
     fill(conninfo, ROWS)
-    slow = {"chunk_rows_max": 20, "rows_per_second_max": 100, "workers": 2}
+    slow = {"chunk_rows_max": 20, "rows_per_second_max": rows_a_second(100), "workers": 2}
     other = pair.standby.conninfo(fresh_database)
     snapshot = {**INITIAL, **slow, "conninfo": other}
     bridge = new_bridge(conninfo, snapshot=snapshot)

@@ -21,7 +21,16 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.oracle import Copy, assert_copied, assert_rebuilt, rebuild
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import DONE, INITIAL, Writers, chunks, done, read_all, told
+from tests.bridge.snapshots import (
+    DONE,
+    INITIAL,
+    Writers,
+    chunks,
+    done,
+    read_all,
+    rows_a_second,
+    told,
+)
 from tests.bridge.test_snapshot_tables import linguistic, run
 from tests.conftest import database
 from tests.providers.interface import Broker, Provider
@@ -397,7 +406,7 @@ def test_a_table_in_the_middle_of_its_rows_is_dropped_renamed_emptied_or_altered
             f"CREATE TABLE {table} (id int PRIMARY KEY, gone text, n int)",
             f"INSERT INTO {table} SELECT g, 'x', g FROM generate_series(1, 40) g",
         )
-    slow = {**INITIAL, "chunk_rows_max": 4, "rows_per_second_max": 40}
+    slow = {**INITIAL, "chunk_rows_max": 4, "rows_per_second_max": rows_a_second(40)}
     bridge = new_bridge(conninfo, snapshot=slow).start().streaming()
     eventually(lambda: chunks(bridge) > 0, what="rows are read", timeout_s=60)
     for table, (_bug, statement) in DDL.items():
@@ -447,7 +456,7 @@ def test_a_request_is_not_lost_where_a_restart_reads_other_tables_anew(
         "signal_table": "public.signals",
         "exclude": ["public.asked"],
         "chunk_rows_max": 4,
-        "rows_per_second_max": 40,
+        "rows_per_second_max": rows_a_second(40),
     }
     bridge = read_all(new_bridge(conninfo, snapshot=settings))
 

@@ -36,7 +36,16 @@ from services.bridge.snapshot.requests import (
 from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill, hasten
+from tests.bridge.snapshots import (
+    Changes,
+    assert_folds,
+    await_chunks,
+    chunks,
+    done,
+    fill,
+    hasten,
+    rows_a_second,
+)
 from tests.bridge.test_snapshot_core import OWNER, shape
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -241,7 +250,7 @@ def test_rows_are_asked_for_by_command(conninfo: str, new_bridge: NewBridge) -> 
 @pytest.mark.long
 def test_killed_in_the_middle_of_what_was_asked(conninfo: str, new_bridge: NewBridge) -> None:
     """At once, and after some chunks: neither the request nor what was read is lost or twice."""
-    slow = {**ASKED, "chunk_rows_max": 2, "rows_per_second_max": 30}
+    slow = {**ASKED, "chunk_rows_max": 2, "rows_per_second_max": rows_a_second(30)}
     bridge = new_bridge(conninfo, snapshot=slow).start().streaming()
     seen = []
     with Changes(conninfo, ROWS):
@@ -263,7 +272,12 @@ def test_killed_in_the_middle_of_what_was_asked(conninfo: str, new_bridge: NewBr
 def test_a_snapshot_is_paused_resumed_stopped_and_begun_again(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
-    settings = {**ASKED, "mode": "initial", "chunk_rows_max": 2, "rows_per_second_max": 10}
+    settings = {
+        **ASKED,
+        "mode": "initial",
+        "chunk_rows_max": 2,
+        "rows_per_second_max": rows_a_second(10),
+    }
     bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
     eventually(lambda: chunks(bridge) > 3, what="chunks are read")
     command(bridge, "pause", "public.t")

@@ -21,6 +21,7 @@ from tests.bridge.snapshots import (
     done,
     fill,
     read_all,
+    rows_a_second,
     told,
 )
 from tests.bridge.test_failover import both, promote
@@ -162,7 +163,7 @@ def test_a_failover_in_the_middle_of_a_snapshot(
     trio = new_pair(synchronous=False)
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     fill(primary, MANY)
-    slow = {"chunk_rows_max": 10, "rows_per_second_max": MANY // 10}
+    slow = {"chunk_rows_max": 10, "rows_per_second_max": rows_a_second(MANY // 10)}
     settings = {"mode": mode, "signal_table": "public.signals", **slow}
     if mode == "initial":
         settings |= {"conninfo": standby, "workers": 3}

@@ -14,7 +14,7 @@ from services.bridge.failpoints import VARIABLE
 from services.bridge.snapshot.progress import Known
 from services.bridge.snapshot_bars import Bars
 from tests.bridge.conftest import NewBridge
-from tests.bridge.snapshots import INITIAL, await_chunks, done, fill, hasten
+from tests.bridge.snapshots import INITIAL, await_chunks, done, fill, hasten, rows_a_second
 from tests.bridge.test_snapshot_core import progress, shape
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -118,7 +118,10 @@ def test_status_is_shown_while_rows_are_read_and_after(
     fill(conninfo, 2_000)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("ANALYZE t")
-    slow = {"chunk_rows_max": 20, "rows_per_second_max": 100}  # a busy machine looks late
+    slow = {
+        "chunk_rows_max": 20,
+        "rows_per_second_max": rows_a_second(100),
+    }
     bridge = new_bridge(conninfo, snapshot={**INITIAL, **slow})
     bridge.start().streaming()
     await_chunks(bridge, 5)

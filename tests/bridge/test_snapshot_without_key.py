@@ -47,6 +47,7 @@ from tests.bridge.snapshots import (
     done,
     lift_limits,
     read_all,
+    rows_a_second,
 )
 from tests.bridge.test_failover import both, promote
 from tests.bridge.test_snapshot_core import OWNER, shape
@@ -136,7 +137,7 @@ def test_inserted_all_the_time_and_killed_at_random_moments(
     """Also while the slot is made, with transactions that are open then."""
     make_log(conninfo)
     chance, kills = random.Random(33), 10
-    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 100}
+    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": rows_a_second(100)}
     bridge = new_bridge(conninfo, snapshot=slow)
     with Inserts(conninfo, ROWS + 1) as inserts:
         eventually(lambda: inserts.committed > 20, what="rows come before the slot")
@@ -287,7 +288,7 @@ def test_a_failover_in_the_middle(new_pair: NewPair, new_bridge: NewBridge) -> N
     trio = new_pair(synchronous=False)
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     make_log(primary, 6_000)
-    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 300}  # 20 s
+    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": rows_a_second(300)}  # 20 s
     bridge = new_bridge(both(trio), snapshot=slow)
     with Inserts(primary, 10_000) as before:
         bridge.start().streaming(primary)
@@ -412,7 +413,7 @@ def test_a_table_that_is_rewritten_in_the_middle_is_not_read_on(
 ) -> None:
     """Its rows have moved, or say another transaction: none comes twice, and the log tells."""
     make_log(conninfo)
-    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 100}
+    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": rows_a_second(100)}
     bridge = new_bridge(conninfo, snapshot=slow)
     bridge.start().streaming()
     await_chunks(bridge, 3)
@@ -435,7 +436,7 @@ def test_a_publication_that_was_changed_in_between_is_told(
 ) -> None:
     """What was inserted meanwhile is lost: nobody is to take the rest for the whole table."""
     make_log(conninfo)
-    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 30}
+    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": rows_a_second(30)}
     bridge = new_bridge(conninfo, snapshot=slow, tables=("public.log",))
     bridge.start().streaming()
     await_chunks(bridge, 3)

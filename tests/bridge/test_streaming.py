@@ -13,8 +13,8 @@ from schemas.errors import ExitCode
 from schemas.events import Envelope, schema_topic
 from schemas.lsn import format_lsn
 from schemas.schema_events import SchemaEvent
-from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import committed
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually, patient_ms
 

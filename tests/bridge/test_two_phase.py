@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient
 from schemas.errors import ExitCode, SetupError
 from schemas.events import prepared_topic, transaction_topic
 from services.bridge.source.server_requirements import check_server
-from services.demo.copies import committed
 from services.postgres.server import Server as FoundServer
 from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import committed
 from tests.bridge.running import Bridge
 from tests.bridge.test_failover import both, promote
 from tests.bridge.test_large_transactions import SMALL, decoding

@@ -27,7 +27,7 @@ from tests.providers.roles import ODD, make_roles
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually, patient_ms
 
-QUICK = {"connect_deadline_ms": 20_000}
+QUICK = {"connect_deadline_ms": patient_ms(6_700)}
 ORIGIN_FUNCTIONS = """
     SELECT count(*), count(*) FILTER (WHERE has_function_privilege(%s, oid, 'EXECUTE'))
       FROM pg_proc WHERE proname LIKE 'pg\\_%%replication\\_origin\\_%%'

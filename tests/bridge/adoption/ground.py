@@ -31,7 +31,7 @@ from tests.providers.waiting import eventually, patient
 
 PROGRAM = str(Path(sys.executable).parent / "slotbridge")
 PARTITIONS = 3
-LIMIT_S = 900.0
+LIMIT_S = patient(300)
 UNWRAP = {
     "transforms": "unwrap",
     "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
@@ -251,7 +251,7 @@ def kill_at_random(debezium: Debezium, taken: list[Taken], rng: random.Random, s
     loads = [one.new_load(seed * 100 + number) for number, one in enumerate(taken)]
     kills = rng.choice((1, 1, 2, 3))
     for number in range(kills):
-        debezium.start(timeout_s=300)
+        debezium.start(timeout_s=patient(100))
         for load in loads:
             load.go()
         if number == 0:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import psycopg
 
-from services.demo.copies import committed
+from tests.bridge.reading import committed
 from tests.providers.waiting import eventually, patient
 
 SETUP = """

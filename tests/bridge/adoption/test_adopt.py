@@ -23,12 +23,12 @@ from services.bridge.adoption.offsets import offset_key, read_map, write_map
 from services.bridge.failpoints import OF_A_RELEASE, OF_AN_ADOPTION, VARIABLE
 from services.bridge.snapshot.progress import progress_event
 from services.bridge.source.witness import ORIGIN_PREFIX
-from services.demo.copies import committed
 from services.testbed.debezium import Debezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
 from tests.bridge.adoption.ground import PROGRAM, Taken, connectors, kill_at_random, run
+from tests.bridge.reading import committed
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually, patient
 
@@ -88,7 +88,7 @@ def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path)
             processes=processes,
             jvm_options=SHORT_LIVED,
         )
-        debezium.start(timeout_s=300)
+        debezium.start(timeout_s=patient(100))
         one.load.more(30)
         debezium.kill()
     again = one.adopt()

@@ -15,12 +15,12 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from schemas.errors import ExitCode
-from services.demo.copies import committed
 from services.testbed.processes import Processes
 from services.testbed.registry import Registry, registry
 from services.testbed.users import server_user
 from tests.bridge.adoption.ground import Taken, connectors, kill_at_random
 from tests.bridge.adoption.load import KEYED, Decode, plain_json
+from tests.bridge.reading import committed
 from tests.providers.interface import Broker, Provider
 
 NUMBERED = """

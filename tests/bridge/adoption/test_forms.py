@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from schemas.errors import ExitCode
-from services.demo.copies import committed
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
 from tests.bridge.adoption.ground import Taken, connectors
+from tests.bridge.reading import committed
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually, patient
 
@@ -60,7 +60,7 @@ def killed(
     ):
         for one in taken:
             _execute(one, TABLES)
-        debezium.start(timeout_s=300)
+        debezium.start(timeout_s=patient(100))
         _execute(taken[1], OTHER_ROWS)
         for one in taken:
             _execute(one, ROWS)

@@ -15,7 +15,7 @@ from services.testbed.debezium import Connector
 from tests.bridge.adoption.ground import run
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all
+from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all, rows_a_second
 from tests.providers.interface import Provider
 
 
@@ -92,7 +92,7 @@ def test_a_table_that_no_snapshot_can_read_keeps_it_from_being_given_back(
 def test_rows_that_are_read_in_part_are_waited_for_or_given_up(
     conninfo: str, new_bridge: NewBridge, tmp_path: Path
 ) -> None:
-    bridge = new_bridge(conninfo, snapshot={**INITIAL, "rows_per_second_max": 10})
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, "rows_per_second_max": rows_a_second(10)})
     bridge.start().streaming()
     await_chunks(bridge, 1)
     assert bridge.stop() == 0, bridge.output

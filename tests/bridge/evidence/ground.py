@@ -21,7 +21,7 @@ from services.testbed.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 DBNAME = "bank"
 CONTINUE = {"SLOTBRIDGE_BRIDGE__ON_DIVERGENCE": "continue"}
@@ -166,7 +166,7 @@ class Ground:
         )
         known: dict[str, Any] = {
             "prefix": self.prefix,
-            "connect_deadline_ms": 30_000,  # a promotion may take some time
+            "connect_deadline_ms": patient_ms(10_000),  # a promotion may take some time
             "transaction_bytes_max": 2**16,
             "program": self.program,
             **settings,

@@ -1,31 +1,48 @@
 """A table that somebody has locked does not keep a bridge from starting."""
 
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from services.postgres.publications import published_columns
+from services.testbed.bed import Bed
+from services.testbed.kafka import KafkaBroker
 from services.testbed.pair import set_parameter
-from tests.bridge.evidence.ground import DBNAME, Ground, compare, insert, sessions_after
+from tests.bridge.evidence.ground import DBNAME, Ground, compare, insert, new_ground, sessions_after
 from tests.bridge.evidence.test_rounds import assert_nothing_lost_or_twice
 from tests.bridge.running import PATIENCE_S
+from tests.marks import long_but
 from tests.providers.databases import connect
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.steady_kafka import steady_kafka
+from tests.providers.waiting import eventually, patient_ms
 
 PAUSED_S = 1.5
-"""Under the broker's session time-out of 3 s: one that pauses for longer loses its leaderships, and
-Kafka may then leave a committed transaction hidden until the next session of the bridge.
-"""
-SHAPED = {"shaping": {"exclude": ["public.none"]}}
+SHAPED = {"shaping": {"exclude": ["public.none"]}, "connect_deadline_ms": patient_ms(20_000)}
 """Some shaping, so that patterns are compared with what is published."""
+
+
+@pytest.fixture(scope="module")
+def steady(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker to be stopped in the middle of its work."""
+    with steady_kafka(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def ground(own_bed: Bed, steady: KafkaBroker, tmp_path: Path) -> Iterator[Ground]:
+    """A ground of this test alone, on that broker."""
+    with new_ground(own_bed, steady, tmp_path, seed=1) as made:
+        yield made
 
 
 def test_a_lock_that_is_held(ground: Ground) -> None:
     server = ground.server()
-    bridge = ground.bridge(server, connect_deadline_ms=60_000, **SHAPED).start().streaming()
+    bridge = ground.bridge(server, **SHAPED).start().streaming()
     assert bridge.stop() == 0, bridge.output
     with connect(server, DBNAME) as connection, connection.transaction():
         connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
@@ -38,7 +55,7 @@ def test_a_lock_that_is_held(ground: Ground) -> None:
 def test_a_commit_that_waits_for_the_bridge_with_its_lock(ground: Ground) -> None:
     """A TRUNCATE waits for the bridge, which must not wait for the table."""
     server = ground.server()
-    bridge = ground.bridge(server, connect_deadline_ms=60_000, **SHAPED).start().streaming()
+    bridge = ground.bridge(server, **SHAPED).start().streaming()
     with connect(server, DBNAME) as connection:
         insert(connection, 10)
         bridge.caught_up()
@@ -62,17 +79,19 @@ def _truncate(conninfo: str) -> None:
         connection.execute("TRUNCATE t")
 
 
-@pytest.mark.parametrize("level", [pytest.param("remote_write", marks=pytest.mark.long), "on"])
-def test_a_commit_that_waits_returns_only_when_kafka_has_it(ground: Ground, level: str) -> None:
+@pytest.mark.parametrize("level", long_but("on", ["remote_write", "on"]))
+def test_a_commit_that_waits_returns_only_when_kafka_has_it(
+    ground: Ground, steady: KafkaBroker, level: str
+) -> None:
     """At each level of synchronous_commit that waits for a standby at all."""
     server = ground.server()
-    bridge = ground.bridge(server, transaction_timeout_ms=60_000).start().streaming()
+    bridge = ground.bridge(server).start().streaming()
     set_parameter(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
     with connect(server, DBNAME) as connection:
         connection.execute(f"SET synchronous_commit = {level}".encode())
         eventually(lambda: bridge.progress()[-1].ahead_lsn > 0, what="commits wait for it")
         insert(connection)
-        ground.broker.pause()
+        steady.pause()
         returned = threading.Event()
 
         def write() -> None:
@@ -84,7 +103,7 @@ def test_a_commit_that_waits_returns_only_when_kafka_has_it(ground: Ground, leve
             writer.start()
             assert not returned.wait(PAUSED_S), "it returned before Kafka had it"
         finally:
-            ground.broker.resume()
+            steady.resume()
         assert returned.wait(PATIENCE_S)
         writer.join(PATIENCE_S)
         set_parameter(server, "synchronous_standby_names", "")

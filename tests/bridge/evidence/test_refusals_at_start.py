@@ -12,9 +12,9 @@ from tests.bridge.evidence.ground import refusal, sessions_after
 from tests.bridge.running import Bridge
 from tests.providers.databases import once_free
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
-QUICK = {"connect_deadline_ms": 20_000}
+QUICK = {"connect_deadline_ms": patient_ms(6_700)}
 """What is refused here is refused at once; a start on a busy machine may need a second attempt."""
 OLD_FIELDS = {
     *("slot", "system_identifier", "timeline", "commit_lsn", "end_lsn", "seq", "ts_ms"),

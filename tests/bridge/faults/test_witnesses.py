@@ -16,9 +16,9 @@ from tests.bridge.faults.load import Load, await_session
 from tests.bridge.recover_process import drop_slot
 from tests.bridge.test_refusals import last_line, taken_slot
 from tests.providers.databases import once_free
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
-QUICK = {"connect_deadline_ms": 20_000}
+QUICK = {"connect_deadline_ms": patient_ms(6_700)}
 """What is refused here is refused at once; a start on a busy machine may need a second attempt."""
 
 

@@ -15,11 +15,12 @@ from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from psycopg import sql
 
-from services.demo.copies import committed, committed_messages
+from services.demo.copies import committed_messages
 from services.testbed.debezium import Connector, Debezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
+from tests.bridge.reading import committed
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.forms import DEBEZIUM
