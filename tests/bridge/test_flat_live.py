@@ -66,7 +66,7 @@ def test_rows_come_flat_once_each_and_readers_of_envelopes_refuse_them(
     assert "shaping.flat" in refused.stderr
     reader = Transactions(kafka.bootstrap_servers, bridge.prefix, patience_s=patient(2))
     with reader as transactions, pytest.raises(BadInput, match="flat row"):
-        transactions.read(60)
+        transactions.read(patient(60))
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_transactions_come_whole_in_order_with_tables_and_truncates(
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     with Transactions(kafka.bootstrap_servers, bridge.prefix) as transactions:
-        got = [found for _ in range(3) if (found := transactions.read(60)) is not None]
+        got = [found for _ in range(3) if (found := transactions.read(patient(60))) is not None]
         assert transactions.read(0.5) is None
     assert [[(e.table, e.op) for e in one.events] for one in got] == [
         [("public.pgbench_accounts", "c")] * ACCOUNTS,
@@ -152,7 +152,7 @@ def test_transactions_come_whole_in_order_with_tables_and_truncates(
         kafka.bootstrap_servers, bridge.prefix, position=got[0].position, tables=["public.t"]
     )
     with only as transactions:
-        again = [found for _ in range(2) if (found := transactions.read(60)) is not None]
+        again = [found for _ in range(2) if (found := transactions.read(patient(60))) is not None]
     assert [len(one.events) for one in again] == [4, 1]
 
 
@@ -171,7 +171,7 @@ def test_a_writer_waits_until_kafka_has_its_changes(
                 "pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int"
             ).fetchone()
             assert row is not None
-            assert wait_for(url, row[0], timeline=row[1]).timeline == row[1]
+            assert wait_for(url, row[0], timeline=row[1], timeout_s=patient(30)).timeline == row[1]
             assert len([*bridge.events("pgbench_accounts")]) == number + 1
         with pytest.raises(Retryable, match="does not have FFFFFFFF/0 yet: at"):
             wait_for(url, "FFFFFFFF/0", timeout_s=0.1)
@@ -196,7 +196,7 @@ def test_events_that_never_come_are_named(
         kafka.bootstrap_servers,
         bridge.prefix,
         topics={"public.pgbench_accounts": f"{bridge.prefix}.message"},
-        patience_s=2,
+        patience_s=patient(0.7),
     )
     with reader as transactions, pytest.raises(Retryable, match=r"public\.pgbench_accounts"):
-        transactions.read(30)
+        transactions.read(patient(30))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_consumers.command import app
+from tests.providers.waiting import patient
 
 
 class Done(NamedTuple):
@@ -25,14 +26,14 @@ class Done(NamedTuple):
     """The last that the process wrote to stderr."""
 
 
-def run_all(config: Path, *commands: Sequence[str], timeout_s: float = 600) -> list[Done]:
+def run_all(config: Path, *commands: Sequence[str], timeout_s: float = 200) -> list[Done]:
     """Run them in a process of their own; none after one that ends with another code than 0."""
     done = subprocess.run(
         [sys.executable, "-m", __name__, config, json.dumps(commands)],
         capture_output=True,
         text=True,
         check=False,
-        timeout=timeout_s,
+        timeout=patient(timeout_s),
     )
     log = done.stderr[-3000:]
     ends = [json.loads(line) for line in done.stdout.splitlines()]

@@ -32,13 +32,13 @@ from schemas.settings import KafkaSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.sink.options import IN_FLIGHT
 from spark_consumers.kafka.reader import TopicOffsets
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 PARTITIONS = 3
 SEEN = 150
 """How far rows of a snapshot may be ahead of their place: into the next transaction."""
 _ANY_PARTITION = -1
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = patient(10)
 Row = Mapping[str, Any]
 
 
@@ -182,6 +182,7 @@ class Publisher:
             self._servers
             | {
                 "transactional.id": prefix,
+                "transaction.timeout.ms": 900_000,
                 "partitioner": "murmur2_random",
                 "max.in.flight": IN_FLIGHT,
             }

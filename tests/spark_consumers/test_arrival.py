@@ -10,6 +10,7 @@ import pytest
 from schemas.errors import OperatorNeeded, Retryable
 from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.kafka.reader import TopicOffsets
+from tests.providers.waiting import patient
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.lagging_broker import lag
 from tests.spark_consumers.test_current import HISTORY, ITEMS, item, rows
@@ -111,7 +112,7 @@ def test_hidden_records_are_awaited_and_read_once(
         return original(*arguments)
 
     monkeypatch.setattr(EventReader, "records", records)
-    monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 60.0)
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", patient(60))
     show = two_items(pipeline)
     shown = threading.Timer(1.5, show)
     shown.start()

@@ -37,7 +37,7 @@ from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
 from spark_consumers.session import session_beside
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Broker, Provider, Server
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.tables import ROWS, TABLES
 
@@ -271,7 +271,7 @@ def refusal(pipeline: Pipeline, conninfo: str) -> SlotbridgeError:
     source, tables = pipeline.settings.source, pipeline.tables
     assert source
     source = source.model_copy(update={"conninfo": SecretStr(conninfo)})
-    tables = tables.model_copy(update={"audit_deadline_ms": 5_000})
+    tables = tables.model_copy(update={"audit_deadline_ms": patient_ms(1_700)})
     settings = pipeline.settings.model_copy(update={"source": source, "tables": tables})
     with pytest.raises(SlotbridgeError) as found:
         Audit(pipeline.spark, settings, stop=threading.Event()).run()

@@ -77,7 +77,7 @@ def submitted(cluster: Cluster, config: Path, folder: Path, *arguments: str) -> 
         capture_output=True,
         text=True,
         check=False,
-        timeout=patient(400),
+        timeout=patient(200),
         env={
             **os.environ,
             "TMPDIR": f"/proc/self/cwd/{PRIVATE}",

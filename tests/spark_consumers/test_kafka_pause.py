@@ -26,7 +26,7 @@ def kafka(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[K
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests give up early, and the run asks often."""
-    monkeypatch.setattr("spark_consumers.kafka.reader.REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("spark_consumers.kafka.reader.REQUEST_TIMEOUT_S", patient(0.3))
     monkeypatch.setattr("spark_consumers.epochs.stream._LOOK_EVERY_S", 0.2)
 
 

@@ -686,13 +686,13 @@ def test_a_rebuild_whose_topic_is_gone_is_refused(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in the middle of it: the brokers are asked until the deadline."""
-    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
     pipeline = new_pipeline(on_refused_table="park")
     load(pipeline, 5)
     before = whole(pipeline)
     ask(pipeline)
     pipeline.step()
     assert catalog.REBUILD_NOTE in properties(pipeline)
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
     delete_topic(pipeline, f"{pipeline.kafka.topic_prefix}.{NAME}")
     report = pipeline.step()
     assert report
@@ -705,7 +705,6 @@ def test_a_rebuild_whose_topic_is_gone_is_refused(
 def test_a_rebuild_of_a_table_without_events_needs_no_topic(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
     pipeline = new_pipeline(on_refused_table="park")
     pipeline.publisher.announce(ITEMS, LOG)
     tell(pipeline, 1)
@@ -714,6 +713,7 @@ def test_a_rebuild_of_a_table_without_events_needs_no_topic(
     tell(pipeline, 3)
     pipeline.apply()
     pipeline.restart()
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
     delete_topic(pipeline, f"{pipeline.kafka.topic_prefix}.{NAME}")
     ask(pipeline)
     finish(pipeline)

@@ -19,9 +19,9 @@ from schemas.events import ProgressRecord, progress_topic, transaction_topic
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
-from schemas.wait import WAITERS_MAX
+from schemas.wait import WAIT_MAX_S, WAITERS_MAX
 from services.testbed.ports import free_port, is_free
-from slotbridge.consumer import wait_for
+from slotbridge.consumer.wait import Waited, wait_for
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.pages import serve_pages
@@ -208,13 +208,13 @@ def test_waiters_are_capped_and_a_client_that_is_gone_ends_its_wait(page: Page) 
     clients = []
     for _ in range(WAITERS_MAX):
         client = socket.create_connection(("127.0.0.1", page.port))
-        client.sendall(f"GET {PATH}?lsn=FFFF/0&timeout_s=60 HTTP/1.1\r\n\r\n".encode())
+        client.sendall(f"GET {PATH}?lsn=FFFF/0&timeout_s={WAIT_MAX_S} HTTP/1.1\r\n\r\n".encode())
         clients.append(client)
     eventually(lambda: page.wait.waiters == WAITERS_MAX, what="all wait", timeout_s=30)
     assert page.get("lsn=0/1")[0] == 503
     for client in clients:
         client.close()
-    eventually(lambda: page.wait.waiters == 0, what="none waits", timeout_s=30)
+    eventually(lambda: page.wait.waiters == 0, what="none waits", timeout_s=10)
 
 
 def tell_progress(pipeline: Pipeline, kafka: Broker, end_lsn: int) -> None:
@@ -253,7 +253,7 @@ def test_a_writer_waits_until_the_tables_have_its_rows(
                 t.insert(ONE, {"id": number, "v": "v"})
             lsn = pipeline.publisher.commit_lsn + 8
             tell_progress(pipeline, kafka, lsn)
-            found = wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=120)
+            found = awaited(url, lsn)
             assert found == (2, [])
             assert len(pipeline.rows("one")) == number + 1, "no later transaction was needed"
             run.sound()
@@ -282,12 +282,17 @@ def test_a_table_that_was_dropped_is_named_until_an_epoch_has_made_it_anew(
             lsn = pipeline.publisher.commit_lsn + 8
             tell_progress(pipeline, kafka, lsn)
             url = f"http://127.0.0.1:{port}"
-            found = wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=120)
+            found = awaited(url, lsn)
             assert found == (2, lacks)
             run.sound()
             with pipeline.publisher.transaction() as t:
                 t.insert(OTHER, {"id": 2 + len(lacks)})
     assert [row.v for row in pipeline.rows("one")] == ["v"]
+
+
+def awaited(url: str, lsn: int) -> Waited:
+    """What the page answers once the tables have what was committed before `lsn`."""
+    return wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=WAIT_MAX_S)
 
 
 def serves(run: Running, port: int) -> None:
@@ -319,7 +324,7 @@ def test_a_start_on_an_idle_source_answers_and_ends(
         url = f"http://127.0.0.1:{port}"
         with Running(pipeline) as run:
             serves(run, port)
-            found = wait_for(url, format_lsn(lsn), within="tables", timeline=2, timeout_s=120)
+            found = awaited(url, lsn)
             assert found == (2, [])
             run.sound()
     pipeline.set_tables(http_port=None)
