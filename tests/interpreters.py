@@ -18,6 +18,8 @@ from typing import Final
 
 from rich.console import Console
 
+from tests.providers.waiting import patient
+
 ROOT: Final = Path(__file__).parents[1]
 OLDEST: Final = (3, 11)
 UNTRIED: Final = (3, 14)
@@ -26,7 +28,7 @@ _NAME: Final = re.compile(r"python3(\.\d+)?")
 _SYSTEM: Final = ("/usr/bin", "/usr/local/bin")
 _KEPT: Final = (".pyenv/versions/*/bin", ".local/share/uv/python/*/bin")
 _ASK: Final = "import sys, venv, ensurepip; print(*sys.version_info[:3])"
-_ASK_TIMEOUT_S: Final = 30.0
+_ASK_TIMEOUT_S: Final = patient(30)
 Version = tuple[int, ...]
 
 

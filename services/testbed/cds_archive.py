@@ -17,7 +17,7 @@ from services.testbed.jars import cache_folder
 from services.testbed.java import version_text
 from services.testbed.locking import locked
 
-_WAIT_FOR_OTHER_S: Final = 120.0
+_WAIT_FOR_OTHER_S: Final = 600.0
 
 
 def options(

@@ -25,9 +25,9 @@ from services.testbed.java import find_java_home
 from services.testbed.ports import LOOPBACK, free_port
 from services.testbed.processes import Processes
 
-_START_TIMEOUT_S = 300.0
-_STOP_TIMEOUT_S = 30.0
-_REST_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 900.0
+_STOP_TIMEOUT_S = 120.0
+_REST_TIMEOUT_S = 900.0
 _JVM_OPTIONS = (
     *("-Xms128m", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true"),
     "-Duser.timezone=UTC",  # else arrays of times are shifted

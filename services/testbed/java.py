@@ -26,7 +26,7 @@ it Java keeps 48 MiB for compiled code, which Spark fills: code would be thrown 
 The classes are of jars whose checksums are locked: verifying each again is a quarter of a start.
 """
 _VERSION = re.compile(r'version "(\d+)[."]')
-_ASK_TIMEOUT_S = 30.0
+_ASK_TIMEOUT_S = 300.0
 _WRAPPER = """\
 #!/bin/sh
 for a; do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a";; esac; done

@@ -43,9 +43,9 @@ SETTINGS: dict[str, str | int] = {
     "log.index.size.max.bytes": 262_144,
 }
 """Settings of a broker without peers, and settings that make it quick."""
-_START_TIMEOUT_S = 180.0
-_STOP_TIMEOUT_S = 30.0
-_PROBE_TIMEOUT_S = 1.0
+_START_TIMEOUT_S = 600.0
+_STOP_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 3.0
 _JVM_OPTIONS = (
     *("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData"),
     *("-Djava.awt.headless=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"),

@@ -35,7 +35,7 @@ SETTINGS: Final[dict[str, str | int]] = {
     # A follower that is behind for longer is out of sync.
     "replica.lag.time.max.ms": 5000,
 }
-_ASK_TIMEOUT_S: Final = 5.0
+_ASK_TIMEOUT_S: Final = 15.0
 _LOOK_S: Final = 0.1
 
 
@@ -96,7 +96,7 @@ class KafkaCluster:
         """Whether every broker's process runs."""
         return all(broker.running for broker in self.brokers)
 
-    def start(self, *, timeout_s: float = 300.0) -> None:
+    def start(self, *, timeout_s: float = 600.0) -> None:
         """Start the brokers that do not run, at once: alone, none would find a majority.
 
         Return when all replicas are in sync.
@@ -159,7 +159,7 @@ class KafkaCluster:
         leader: int = found.partitions[partition].leader
         return self.brokers[leader - 1] if leader > 0 else None
 
-    def await_in_sync(self, *, timeout_s: float = 180.0) -> None:
+    def await_in_sync(self, *, timeout_s: float = 600.0) -> None:
         """Wait until every replica of every partition is in sync. Raise Retryable (DEADLINE)."""
         deadline = time.monotonic() + timeout_s
         behind = "no broker answers"

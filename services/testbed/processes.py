@@ -27,7 +27,7 @@ STATE_FILE = "state.json"
 MARKER = "SLOTBRIDGE_BED"
 """Environment variable of every process of a bed: the bed's folder."""
 _GRACE_S = 10.0
-_KILL_WAIT_S = 10.0
+_KILL_WAIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def end_leftovers(folder: Path, *, owner_pid: int | None = None) -> list[str]:
 def end(recorded: Recorded, folder: Path) -> bool:
     """Kill a recorded process and its children (SIGKILL); return whether any was running.
 
-    Raise SetupError when one is still there after 10 s (a process in uninterruptible sleep).
+    Raise SetupError when one is still there after two minutes (a process in uninterruptible sleep).
     """
     if recorded.boot_id != procfs.boot_id():
         return False

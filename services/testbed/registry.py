@@ -13,7 +13,7 @@ from services.testbed.java import find_java_home
 from services.testbed.ports import free_port, is_free
 
 API: Final = "/apis/ccompat/v7"
-_START_S: Final = 120.0
+_START_S: Final = 600.0
 _JAVA: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -73,7 +73,7 @@ class Registry:
         """Kill the registry's process, and wait for its end."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=300)
             self._process = None
 
 

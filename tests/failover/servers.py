@@ -18,7 +18,7 @@ from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.roles import make_roles, make_subscriber_role
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient, patient_ms
 
 AS_ROLES = os.environ.get("AS_ROLES", "") not in ("", "0")
 """Run the tests of this folder as the roles of sql/, with superusers as failover.admins."""
@@ -59,8 +59,8 @@ def configuration(folder: Path, trio: Trio, *, as_roles: bool = AS_ROLES, **chan
     settings = {
         "nodes": {"a": trio.primary.conninfo(), "b": trio.standby.conninfo()},
         "subscribers": {"sub": trio.subscriber.conninfo(trio.dbname)},
-        "connect_timeout_s": 10,
-        "step_deadline_ms": 60_000,
+        "connect_timeout_s": round(patient(3)),
+        "step_deadline_ms": patient_ms(20_000),
         "journal": str(folder / "journal"),
         **changes,
     }
@@ -111,13 +111,13 @@ def slotfailover(*arguments: str | Path) -> Ran:
     return Ran(done.exit_code, done.stdout, done.stderr)
 
 
-def slotfailover_process(*arguments: str | Path, before: str = "", timeout_s: float = 180.0) -> Ran:
+def slotfailover_process(*arguments: str | Path, before: str = "", timeout_s: float = 60.0) -> Ran:
     """Run the command to its end, in a process that `before` (Python) prepares."""
     done = subprocess.run(
         [sys.executable, "-c", before + COMMAND, *arguments],
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=patient(timeout_s),
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr

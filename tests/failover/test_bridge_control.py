@@ -27,7 +27,7 @@ from tests.failover.servers import (
 )
 from tests.providers.interface import Broker, Server, Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 TOKEN = "the-token-of-this-bridge"
 SOURCE = SourceSettings.model_validate(
@@ -93,7 +93,9 @@ def test_a_repoint_sends_the_bridge_to_the_new_primary_and_sees_its_marker_in_ka
         tell(trio.standby, unlisted, "SELECT pg_reload_conf()")
         trio.primary.kill()
         tell(trio.standby, "SELECT pg_promote()")
-        wrong = repoint(tmp_path, trio, bridge, url, "not-" + TOKEN, step_deadline_ms=10_000)
+        wrong = repoint(
+            tmp_path, trio, bridge, url, "not-" + TOKEN, step_deadline_ms=patient_ms(3_300)
+        )
         assert wrong.code == 1, wrong.err
         assert "the bridge refuses (401): the token is wrong" in wrong.out
         ran = repoint(tmp_path, trio, bridge, url, TOKEN)

@@ -15,7 +15,7 @@ from tests.failover.servers import ask, configuration, slotfailover, subscribe, 
 from tests.providers.databases import connect
 from tests.providers.interface import Broker, Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 ORIGIN = "SELECT pg_replication_origin_progress('slotbridge_{}', true) - '0/0'"
 
@@ -74,7 +74,7 @@ def test_heartbeats_go_on_once_a_fence_is_taken_back(
     trio: Trio, bridge: Bridge, local_bed: Bed, tmp_path: Path
 ) -> None:
     config = configuration(
-        tmp_path, trio, machines=machines(trio, local_bed), step_deadline_ms=15_000
+        tmp_path, trio, machines=machines(trio, local_bed), step_deadline_ms=patient_ms(5_000)
     )
     origin = ORIGIN.format(bridge.slot)
     with connect(trio.subscriber, trio.dbname) as locker, locker.transaction():

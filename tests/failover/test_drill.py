@@ -12,9 +12,6 @@ from tests.providers.interface import Broker
 from tests.providers.waiting import eventually
 
 ROUNDS = 2
-GAP_MAX_S = 120.0
-"""Beside other tests. The promise is 3 s on a machine that does nothing else; docs/FAILOVER.md has
-the figures."""
 
 
 def test_switchovers_under_load_lose_nothing_and_repeat_nothing(
@@ -30,7 +27,6 @@ def test_switchovers_under_load_lose_nothing_and_repeat_nothing(
             for number in range(ROUNDS):
                 done = switch_over(config, load, "ba"[number % 2])
                 assert done.ran.code == 0, done.ran.err
-                assert done.gap_s < GAP_MAX_S
                 assert f"wait for the bridge at {done.ran.json['new_primary']}" in done.ran.err
                 eventually(lambda: check().code == 0, what="all is ready", interval_s=0.2)
         copies = compare(trio, trio.primary, bridge, load)

@@ -23,7 +23,7 @@ from tests.failover.servers import (
     write,
 )
 from tests.providers.databases import connect
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 
 def test_failover_refuses_sessions_past_the_fence_without_a_stop_command(
@@ -114,7 +114,7 @@ def test_no_subscriber_keeps_a_failover_from_its_promotion(
     trio.primary.kill()
     with connect(trio.subscriber, trio.dbname) as locker, locker.transaction():
         locker.execute("ALTER SUBSCRIPTION s2 SET (streaming = on)")
-        hasty = configuration(tmp_path, trio, step_deadline_ms=8000)
+        hasty = configuration(tmp_path, trio, step_deadline_ms=patient_ms(2_700))
         all_or_none = slotfailover(
             "failover", "--config", hasty, "--yes", "--require-subscribers", "--json"
         )

@@ -19,7 +19,7 @@ from tests.failover.drill import both
 from tests.failover.servers import ask, configuration, slotfailover, subscribe, tell
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Trio
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 FOR_GOOD = {"max_standby_streaming_delay": "-1"}
 
@@ -129,7 +129,7 @@ def test_a_replay_that_is_held_up_for_good_ends_a_switchover_before_the_fence(
     trio = local_trio(settings=FOR_GOOD)
     subscribe(trio, "s1")
     config = configuration(
-        tmp_path, trio, machines=machines(trio, local_bed), step_deadline_ms=8_000
+        tmp_path, trio, machines=machines(trio, local_bed), step_deadline_ms=patient_ms(2_700)
     )
     orders: list[Action] = []
     with Writer(trio) as writer, replay_held_up(trio):

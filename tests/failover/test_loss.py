@@ -391,7 +391,7 @@ def test_the_last_primary_is_remembered_across_processes(tmp_path: Path) -> None
     found = Sightings(settings).complete(dead).sighting
     assert found is not None
     assert (found.node, found.timeline, found.lsn) == ("b", 2, 1000)
-    assert found.age_s < 60
+    assert found.age_s < 86_400
     assert Sightings(settings).complete(View(dead.nodes[:2], ())).sighting is None  # no system
 
 

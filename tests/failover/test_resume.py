@@ -32,7 +32,7 @@ from tests.failover.servers import (
     write,
 )
 from tests.providers.databases import connect
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 DIES_IN_THE_FENCE = """
 import os, signal
@@ -221,7 +221,7 @@ def test_a_consumer_that_does_not_drain_lets_the_switchover_be_taken_back(
     """The subscriber waits for a lock: it has all the WAL, and can't confirm it."""
     trio = new_pair()
     subscribe(trio, "s1")
-    config = configuration(tmp_path, trio, step_deadline_ms=8000)
+    config = configuration(tmp_path, trio, step_deadline_ms=patient_ms(2_700))
     with connect(trio.subscriber, trio.dbname) as locker:
         with locker.transaction():
             locker.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")

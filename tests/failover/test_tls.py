@@ -137,7 +137,11 @@ def test_a_failover_over_tls_with_passwords(
 
 
 def _configuration(folder: Path, **nodes: str) -> Path:
-    settings = {"nodes": nodes, "connect_timeout_s": 10, "journal": str(folder / "journal")}
+    settings = {
+        "nodes": nodes,
+        "connect_timeout_s": round(patient(3)),
+        "journal": str(folder / "journal"),
+    }
     path = folder / f"failover-{len(list(folder.iterdir()))}.yaml"
     path.write_text(yaml.safe_dump({"failover": settings}), encoding="utf-8")
     return path

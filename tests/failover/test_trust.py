@@ -339,7 +339,7 @@ def test_a_pooler_in_front_of_a_node_is_refused(new_pair: NewPair, tmp_path: Pat
                 ran = slotfailover("failover", "--config", config, "--yes")
                 said = "a connection pooler answers for a" in ran.err
                 assert (ran.code, said) == (25, True), ran.err
-    link = ServerLink("a", trio.primary.conninfo(), connect_timeout_s=30, deadline_s=30)
+    link = ServerLink("a", trio.primary.conninfo(), connect_timeout_s=60, deadline_s=patient(10))
     assert link.ask(lambda c: c.execute("SELECT 1").fetchone()) == (1,)
     link.close()
 

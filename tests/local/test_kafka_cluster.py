@@ -23,7 +23,7 @@ def cluster(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield started
 
 
-def produced(cluster: KafkaCluster, topic: str, *, timeout_s: float = 120.0) -> int:
+def produced(cluster: KafkaCluster, topic: str, *, timeout_s: float = patient(40)) -> int:
     """How many of three records were acknowledged by all replicas in sync."""
     acknowledged: list[bool] = []
     producer = Producer(

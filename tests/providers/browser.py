@@ -25,11 +25,12 @@ from playwright.sync_api import Browser, sync_playwright
 from services.testbed.jars import cache_folder
 from services.testbed.locking import locked
 from services.testbed.other_postgres import unpack
+from tests.providers.waiting import patient
 
 _PACKAGE = "@sparticuz/chromium"
 _VERSION = "153.0.0"
 _SHA256 = "20e5656fcdcf4118ede85edfb9d6bb9cc1bbb7ffb8b75622fffbcf36a835c3c0"
-_FETCH_S = 240
+_FETCH_S = patient(80)
 _UNPACK = """
 const [from, to] = process.argv.slice(1), fs = require("fs"), zlib = require("zlib");
 fs.writeFileSync(to, zlib.brotliDecompressSync(fs.readFileSync(from)));

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from services.testbed import jars
 from services.testbed.ports import LOOPBACK
 from tests.providers.sink_worker import SinkWorker
-from tests.providers.waiting import patient
+from tests.providers.waiting import patient, patient_ms
 
 
 class IcebergSink(SinkWorker):
@@ -53,10 +53,10 @@ class IcebergSink(SinkWorker):
             "iceberg.catalog.warehouse": warehouse,
             "iceberg.control.topic": f"control-{name}",
             "iceberg.control.commit.interval-ms": "1000",
-            "iceberg.control.commit.timeout-ms": "10000",
+            "iceberg.control.commit.timeout-ms": str(patient_ms(3_400)),
             # As short as a broker allows: after a kill, the next one waits for them.
-            "iceberg.kafka.session.timeout.ms": "6000",
-            "iceberg.kafka.transaction.timeout.ms": "5000",
+            "iceberg.kafka.session.timeout.ms": str(patient_ms(2_000)),
+            "iceberg.kafka.transaction.timeout.ms": str(patient_ms(1_700)),
             "iceberg.tables.auto-create-enabled": "true",
             "iceberg.tables.evolve-schema-enabled": "true",
             **sink,
@@ -72,7 +72,7 @@ class IcebergSink(SinkWorker):
             converter,
             properties,
             ":".join([*groups, *map(str, hadoop)]),
-            consumer_session_timeout_ms="6000",
+            consumer_session_timeout_ms=str(patient_ms(2_000)),
             consumer_heartbeat_interval_ms="1000",
         )
         admin = AdminClient({"bootstrap.servers": bootstrap_servers})

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes what a test names, every half second."""
+"""A real Prometheus that scrapes what a test names, as often as the machine is quick."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from services.testbed.ports import free_port
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 
 class Prometheus:
@@ -49,8 +49,9 @@ def prometheus(folder: Path, targets: Mapping[str, int]) -> Iterator[Prometheus]
         pytest.skip("NOT TESTED: queries of dashboards. There is no prometheus (Debian has one)")
     port = free_port()
     config = folder / "prometheus.yaml"
+    every = f"{patient_ms(170)}ms"
     document = {
-        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
+        "global": {"scrape_interval": every, "scrape_timeout": every},
         "scrape_configs": [
             {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
             for name, target in targets.items()

@@ -11,7 +11,7 @@ from tests.failover.check.examining import Examiner, examiner_of, quoted, reset_
 from tests.failover.servers import ask, create_subscription, tell
 from tests.providers.databases import connect
 from tests.providers.slots import advance_until_ready, await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 BRIDGE = "events"
 
@@ -56,7 +56,7 @@ def test_a_worker_whose_publisher_does_not_answer(sound: Examiner) -> None:
     """It hangs before start_apply, so that PostgreSQL counts no error: it is never called sound."""
     trio = sound.trio
     before = ask(trio.subscriber, "SELECT subconninfo FROM pg_subscription", trio.dbname)
-    set_on(trio.primary, wal_sender_timeout="'2s'")
+    set_on(trio.primary, wal_sender_timeout=f"'{patient_ms(700)}ms'")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = f"port={silent.getsockname()[1]},"
         hosts = before.replace("host=", "host=127.0.0.1,").replace("port=", port)

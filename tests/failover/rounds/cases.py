@@ -10,7 +10,7 @@ from tests.failover.frozen_server import frozen
 from tests.failover.rounds.rig import PATIENCE_S, PROMOTED, REFUSED, Rig, Round
 from tests.failover.servers import COMMAND
 from tests.providers.proxy import Proxy
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 
 def cut_off(rig: Rig) -> Round:
@@ -87,7 +87,7 @@ def signals(rig: Rig) -> Round:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
             after_s = 0.05
-        said = process.communicate(timeout=PATIENCE_S)[1]
+        said = process.communicate(timeout=patient(PATIENCE_S))[1]
     codes = [process.returncode]
     became = "done"
     if "; it was taken back" in said:

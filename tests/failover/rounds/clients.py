@@ -20,11 +20,12 @@ from psycopg.abc import PQGen
 
 from tests.failover.rounds.history import Append, Operation, Outcome, Read
 from tests.providers.interface import Server
+from tests.providers.waiting import patient
 
 TABLE = "CREATE TABLE lists (id int PRIMARY KEY, items text NOT NULL)"
 KEYS = 4
 VALUES_A_KEY = 40
-ANSWER_S = 5.0
+ANSWER_S = patient(1.7)
 """A client gives up a server that says nothing for so long."""
 PACE_S, BACKOFF_S = 0.005, 0.03
 _APPEND = """
@@ -97,7 +98,9 @@ class Client:
         while not self._stop.wait(BACKOFF_S):
             with (
                 contextlib.suppress(psycopg.Error),
-                _Connection.connect(self.conninfo, autocommit=True, connect_timeout=2) as session,
+                _Connection.connect(
+                    self.conninfo, autocommit=True, connect_timeout=round(patient(0.7))
+                ) as session,
             ):
                 warnings: list[str] = []
                 session.add_notice_handler(lambda d, w=warnings: w.append(d.severity or ""))  # type: ignore[misc]

@@ -21,6 +21,7 @@ from tests.failover.rounds.paths import Paths
 from tests.failover.rounds.rig import PROMOTED, REFUSED, Rig, Round
 from tests.failover.servers import ask, tell
 from tests.providers.proxy import Proxy
+from tests.providers.waiting import patient_ms
 
 WAYS: tuple[tuple[str, str], ...] = (
     ("manager", "primary"),
@@ -38,7 +39,7 @@ FAULTS: dict[str, Callable[[Proxy], None]] = {
     "mute": lambda proxy: proxy.stall("to_client"),
     "half open": lambda proxy: proxy.half_open("client"),
 }
-STEP_DEADLINE_MS = 8_000
+STEP_DEADLINE_MS = patient_ms(2_700)
 """A consumer that is cut off is waited for so long."""
 ACCEPT = "--accept-data-loss"
 MORE_BYTES = 2**22

@@ -19,6 +19,7 @@ from tests.failover.rounds.rig import Rig, Round
 from tests.failover.servers import subscribe, tell
 from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
+from tests.providers.waiting import patient
 
 CASES = ("cut-off", "freeze", "signals", "power-cut", "partition")
 REFUSALS_FROM = 20
@@ -74,7 +75,7 @@ def _add_bridge(rig: Rig, bed: Bed, stack: contextlib.ExitStack, paths: Paths) -
         host="127.0.0.1,127.0.0.1",
         port=",".join(str(paths.proxy("bridge", name).port) for name in "ab"),
         target_session_attrs="read-write",
-        connect_timeout=2,
+        connect_timeout=round(patient(0.7)),
     )
     rig.bridge = Bridge(rig.folder, conninfo, bed.kafka, "rounds")
     stack.callback(rig.bridge.end)

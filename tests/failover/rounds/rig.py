@@ -24,10 +24,10 @@ from tests.failover.servers import Ran, ask, slotfailover_process
 from tests.failover.watch.watch_process import SETTINGS
 from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient, patient_ms
 
 PROMOTED, REFUSED = (0, 1), 35
-PATIENCE_S = 300.0
+PATIENCE_S = 200.0
 """On a machine that does other work, a command takes its time."""
 CLIENTS_A_NODE = 2
 KILL = (
@@ -56,7 +56,7 @@ class Rig:
     trio: Trio
     bed: Bed
     seed: int
-    step_deadline_ms: int = 30_000
+    step_deadline_ms: int = patient_ms(10_000)
     bridge: Bridge | None = None
     paths: Paths | None = field(default=None, init=False)
     history: list[Operation] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Rig:
             "subscribers": {"sub": refused.get("sub") or subscriber},
             "machines": self._machines,
             "synchronous_standbys": 1,
-            "connect_timeout_s": 2,
+            "connect_timeout_s": round(patient(0.7)),
             "step_deadline_ms": self.step_deadline_ms,
             "journal": str(self.folder / "journal"),
             "watch": SETTINGS,

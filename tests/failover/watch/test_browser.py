@@ -20,7 +20,7 @@ from tests.failover.servers import (
 from tests.failover.watch.watch_process import SETTINGS, TOKEN, Watching
 from tests.providers.browser import running_browser
 from tests.providers.interface import Provider, Trio
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 EVIL = "<script>document.title='evil'</script>"
 CONTRAST_MIN = 4.5
@@ -93,7 +93,7 @@ def quoted(text: str) -> str:
 def opened(browser: Browser, watching: Watching, **options: object) -> Page:
     """The page, whose console must stay silent."""
     page = browser.new_page(**options)  # type: ignore[arg-type]
-    page.set_default_timeout(90_000)
+    page.set_default_timeout(patient_ms(30_000))
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))

@@ -132,6 +132,7 @@ defaults
     timeout connect 5s
     timeout client 1m
     timeout server 1m
+    timeout check 1m
 listen primary
     bind 127.0.0.1:{port}
     option httpchk
@@ -156,7 +157,7 @@ def test_haproxy_leads_clients_to_whoever_takes_writes(new_pair: NewPair, tmp_pa
     config.write_text(HAPROXY.format(port=port, watch=urlsplit(watching.url).port, **ports))
     with (tmp_path / "haproxy.log").open("wb") as log:
         process = subprocess.Popen([program, "-db", "-f", config], stdout=log, stderr=log)
-    through = trio.primary.conninfo(port=port, connect_timeout=5)
+    through = trio.primary.conninfo(port=port, connect_timeout=round(patient(2)))
 
     def writable_port() -> int:
         """The port of the server that is reached through HAProxy, 0 if none takes writes."""

@@ -39,8 +39,8 @@ from tests.providers.interface import Trio
 from tests.providers.waiting import eventually, patient
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/cdc/leases"
-RULES = Rules(duration_s=60.0, deadline_s=45.0, retry_s=0.1)
-SOON = Rules(duration_s=1.5, deadline_s=1.0, retry_s=0.1)
+RULES = Rules(duration_s=patient(20), deadline_s=patient(15), retry_s=0.1)
+SOON = Rules(duration_s=patient(0.6), deadline_s=patient(0.4), retry_s=0.1)
 """Where the deadline is to pass; nothing is sure then but that it does."""
 WAITING = """
     SELECT count(*) FROM pg_locks WHERE relation = 'pg_subscription'::regclass AND NOT granted
@@ -142,7 +142,7 @@ def account(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def api(server: ApiServer, account: Path) -> LeaseApi:
-    return LeaseApi(server.url, "cdc", "r-failover", account=account, timeout_s=30.0)
+    return LeaseApi(server.url, "cdc", "r-failover", account=account, timeout_s=patient(10))
 
 
 def test_the_lease_is_created_read_and_replaced_by_version(

@@ -97,7 +97,7 @@ def test_a_fence_and_an_unfinished_run_are_told_until_they_end(
         assert watching.metric('slotfailover_standby_lag_seconds{server="b"}') >= 0
         assert watching.metric("slotfailover_lock_held") == 0
         seen_s = watching.metric('slotfailover_last_contact_timestamp_seconds{server="b"}')
-        assert abs(time.time() - seen_s) < 600
+        assert abs(time.time() - seen_s) < 86_400
         command = ("switchover", "--to", "b", "--config", str(config), "--yes")
         ended = ""
         for steps in range(1, 10):
