@@ -9,6 +9,7 @@ import pytest
 from schemas.errors import SlotbridgeError
 from services.bridge.source.replication_connection import ReplicationConnection
 from tests.providers.interface import Provider
+from tests.providers.waiting import patient, patient_ms
 
 SAVEPOINTS = (
     "DO $$ BEGIN FOR n IN 1 .. 2000 LOOP"
@@ -25,7 +26,9 @@ def test_many_savepoints_refuse_a_database_snapshot_and_no_slot(
     """The server can't export more open subtransactions than it has processes."""
     conninfo, slot = pair.primary.conninfo(fresh_database), f"s_{os.urandom(4).hex()}"
     replication = ReplicationConnection(
-        *(conninfo, slot), wal_sender_timeout_ms=60_000, sql_deadline_ms=60_000
+        *(conninfo, slot),
+        wal_sender_timeout_ms=patient_ms(20_000),
+        sql_deadline_ms=patient_ms(20_000),
     )
     with contextlib.ExitStack() as stack:
         stack.callback(replication.close)
@@ -51,7 +54,7 @@ def test_many_savepoints_refuse_a_database_snapshot_and_no_slot(
 
         def make() -> None:
             replication.create_slot(
-                two_phase=False, export=export, deadline_s=60, while_waiting=go_on
+                two_phase=False, export=export, deadline_s=patient(20), while_waiting=go_on
             )
 
         if export:

@@ -41,7 +41,7 @@ from tests.bridge.test_doctor import Examined
 from tests.bridge.test_metrics import await_series
 from tests.providers.databases import connect
 from tests.providers.interface import Provider, Server
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 ROWS = 2_000
 
@@ -179,7 +179,7 @@ def test_a_standby_that_is_on_another_timeline_is_waited_for(
     with psycopg.connect(pair.primary.conninfo(fresh_database)) as connection:
         server = replace(read_server(connection), timeline=99)
     other = pair.standby.conninfo(fresh_database)
-    standby = Standby(other, "p", "s", server, deadline_ms=30_000)
+    standby = Standby(other, "p", "s", server, deadline_ms=patient_ms(10_000))
     told = "replays timeline 1, the primary writes 99"
     with contextlib.closing(standby), pytest.raises(NotNow, match=told):
         standby.approach(1)
@@ -197,7 +197,7 @@ def test_a_role_that_does_not_see_the_timeline_is_refused(
         lsn = written_lsn(connection)
         other = make_conninfo(pair.standby.conninfo(fresh_database), user=role, password="x")
         eventually(lambda: _may_connect(other), what="the standby has the role")
-        standby = Standby(other, "p", "s", server, deadline_ms=30_000)
+        standby = Standby(other, "p", "s", server, deadline_ms=patient_ms(10_000))
         with contextlib.closing(standby), pytest.raises(SetupError) as refused:
             standby.approach(lsn)
         assert "GRANT pg_read_all_stats" in refused.value.hint
@@ -217,11 +217,11 @@ def _on_both(
     primary: str, standby: str, server: Identity
 ) -> Iterator[tuple[SnapshotReader, Standby, TableShape]]:
     """Readers of the publication's only table on both servers; the standby is near."""
-    on_primary = SnapshotReader(primary, "p", "s", server, deadline_ms=30_000)
-    on_standby = Standby(standby, "p", "s", server, deadline_ms=30_000)
+    on_primary = SnapshotReader(primary, "p", "s", server, deadline_ms=patient_ms(10_000))
+    on_standby = Standby(standby, "p", "s", server, deadline_ms=patient_ms(10_000))
     with contextlib.closing(on_primary), contextlib.closing(on_standby):
         (shape,) = on_primary.inspect().shapes
-        assert on_standby.approach(on_primary.mark("begun"), 30)
+        assert on_standby.approach(on_primary.mark("begun"), patient(10))
         yield on_primary, on_standby, shape
 
 
@@ -298,14 +298,14 @@ def test_rows_whose_reading_is_cancelled_by_recovery_are_read_later(
     ):
         connection.execute("CREATE PUBLICATION p FOR TABLE t")
         server = read_server(connection)
-        reader = SnapshotReader(conninfo, "p", "s", server, deadline_ms=30_000)
+        reader = SnapshotReader(conninfo, "p", "s", server, deadline_ms=patient_ms(10_000))
         (shape,) = reader.inspect().shapes
         lsn = reader.mark("token")
         reader.close()
         standby = Standby(
-            pair.standby.conninfo(fresh_database), "p", "s", server, deadline_ms=30_000
+            pair.standby.conninfo(fresh_database), "p", "s", server, deadline_ms=patient_ms(10_000)
         )
-        assert standby.approach(lsn, 30)
+        assert standby.approach(lsn, patient(10))
         standby.begin(shape)
         reads = (
             "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND wait_event = 'PgSleep'"
@@ -319,7 +319,7 @@ def test_rows_whose_reading_is_cancelled_by_recovery_are_read_later(
         thread = threading.Thread(target=conflict)
         thread.start()
         with pytest.raises(NotNow, match="conflict with recovery") as seen:
-            standby.read(shape, None, "pg_sleep(20) IS NULL", rows_max=9, bytes_max=99)
+            standby.read(shape, None, "pg_sleep(600) IS NULL", rows_max=9, bytes_max=99)
         assert seen.value.slow, "the next chunk is smaller"
         thread.join(patient(30))
         standby.end()

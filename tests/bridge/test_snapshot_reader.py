@@ -21,7 +21,7 @@ from services.postgres.rows import one_row
 from services.postgres.server import read_server
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient_ms
 
 Make = Callable[..., SnapshotReader]
 
@@ -44,7 +44,9 @@ def make(pair: Provider, fresh_database: str, connection: Connection) -> Iterato
             conninfo = pair.primary.conninfo(fresh_database, options=options)
             server = replace(read_server(connection), **other)
             found = SnapshotReader(
-                *(conninfo, publication, "s", server), deadline_ms=30_000, workers=workers
+                *(conninfo, publication, "s", server),
+                deadline_ms=patient_ms(10_000),
+                workers=workers,
             )
             opened.callback(found.close)
             return found

@@ -55,7 +55,7 @@ from tests.conftest import NewPair
 from tests.providers.databases import once_free
 from tests.providers.interface import Provider
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 READ: dict[str, Any] = {**INITIAL, "without_key": "read"}
 ROWS = 3_000
@@ -202,9 +202,11 @@ def test_a_new_slot_whose_beginning_is_unknown_is_dropped(fault: str, conninfo: 
     """Its tables without a key could never be read."""
     given = {"conninfo": conninfo, "slot": f"s_{os.urandom(4).hex()}", "publication": "p"}
     source = SourceSettings.model_validate(given)
-    primary = Primary(source, sql_deadline_ms=20_000, idle_timeout_ms=60_000)
+    primary = Primary(source, sql_deadline_ms=patient_ms(7_000), idle_timeout_ms=60_000)
     replication = ReplicationConnection(
-        *(conninfo, source.slot), wal_sender_timeout_ms=60_000, sql_deadline_ms=20_000
+        *(conninfo, source.slot),
+        wal_sender_timeout_ms=patient_ms(20_000),
+        sql_deadline_ms=patient_ms(7_000),
     )
     ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = "
     ends += "current_database() AND application_name = 'slotbridge_slot'"
@@ -213,7 +215,7 @@ def test_a_new_slot_whose_beginning_is_unknown_is_dropped(fault: str, conninfo: 
         primary.conninfo = make_conninfo(conninfo, dbname="no_such_database")
     with contextlib.closing(primary), contextlib.closing(replication):
         with pytest.raises(SlotbridgeError):
-            make_slot(primary, replication, source, deadline_s=20, while_waiting=waits)
+            make_slot(primary, replication, source, deadline_s=patient(7), while_waiting=waits)
         assert primary.slot() is None
 
 

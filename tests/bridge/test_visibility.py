@@ -10,7 +10,7 @@ from services.bridge.source.visibility import await_visible, seen_in
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient, patient_ms
 
 EPOCH = 2**32
 
@@ -56,7 +56,7 @@ def test_a_prepared_transaction_is_waited_for(pair: Provider, fresh_database: st
                 writing.execute(f"COMMIT PREPARED 'seen {fresh_database}'")
             waits.append(1)
 
-        assert await_visible(asking, xid, deadline_s=60, while_waiting=decide)
+        assert await_visible(asking, xid, deadline_s=patient(20), while_waiting=decide)
         assert waits
 
 
@@ -64,7 +64,7 @@ def test_decoded_before_its_commit_is_seen(new_pair: NewPair, new_bridge: NewBri
     """The commit waits for a standby that has it but does not apply it: the bridge is first."""
     trio = new_pair()
     conninfo = trio.primary.conninfo(trio.dbname)
-    bridge = new_bridge(conninfo, sql_deadline_ms=240_000).start().streaming()
+    bridge = new_bridge(conninfo, sql_deadline_ms=patient_ms(80_000)).start().streaming()
     with (
         psycopg.connect(conninfo, autocommit=True) as writing,
         psycopg.connect(conninfo, autocommit=True) as watching,

@@ -1,6 +1,8 @@
 """How the tests wait: longer on a slow machine, and never for ever."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +58,25 @@ def test_a_wait_ends_where_the_machine_is_no_slower_than_before() -> None:
     with pytest.raises(AssertionError, match=r"what never comes \(last answer: \[\]\)"):
         machine.eventually(list, what="what never comes", timeout_s=1e-3)
     assert not [*left]
+
+
+KNOWS_SECONDS = re.compile(
+    r"""(?<![\w"'.-])(request_)?timeout=\d\d"""
+    r"""|\.(flush|result|wait|join|communicate|init_transactions|abort_transaction)\(\d\d"""
+    r"""|assert .*(monotonic|perf_counter)\(\) - \w+ < """
+)
+FREE = ("torture", "kube", "league")
+"""Their time is the experiment, or a promise of seconds: docs/contributing/TESTS.md."""
+
+
+def test_no_time_out_of_a_test_is_a_number_of_seconds() -> None:
+    """A machine may be as slow as it likes: `patient`, or a condition that is waited for."""
+    tests = Path(__file__).parents[1]
+    found = [
+        f"{path.relative_to(tests)}:{number}: {line.strip()}"
+        for path in tests.rglob("*.py")
+        if path.relative_to(tests).parts[0] not in FREE and path != Path(__file__)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if KNOWS_SECONDS.search(line)
+    ]
+    assert not found, "\n".join(found)

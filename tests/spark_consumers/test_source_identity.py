@@ -32,7 +32,7 @@ from tests.conftest import NewPair
 from tests.providers.databases import await_copy, connect
 from tests.providers.interface import Broker, Provider, Server
 from tests.providers.roles import make_roles
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 RECORD = ProgressRecord(
     slot="s",
@@ -139,7 +139,9 @@ class Told:
         """Return how an audit's snapshot of the server is refused, None if it is not."""
         record = self.record.model_copy(update=values)
         try:
-            with source_snapshot(self._source(conninfo), record, deadline_ms=60_000) as taken:
+            with source_snapshot(
+                self._source(conninfo), record, deadline_ms=patient_ms(20_000)
+            ) as taken:
                 assert taken.timeline == record.timeline and taken.lsn
         except SlotbridgeError as error:
             return error

@@ -185,7 +185,7 @@ def writing(clients: list[Client]) -> Iterator[None]:
         for client in clients:
             client.stop()
         for thread in threads:
-            thread.join(60)
+            thread.join(patient(60))
 
 
 def resume(clients: list[Client]) -> None:
