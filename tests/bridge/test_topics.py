@@ -19,7 +19,7 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.kafka.records import TopicReader
 from tests.providers.interface import Broker
-from tests.providers.waiting import patient
+from tests.providers.waiting import patient, patient_ms
 
 
 def record(end_lsn: int, producer: int = 0) -> ProgressRecord:
@@ -54,7 +54,11 @@ def test_an_open_transaction_of_another_bridge_hides_no_progress(
     assert topics.last_progress("mine") == record(100)
     assert topics.last_progress("other") is None
     other = Producer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "transactional.id": f"{topic_prefix}.other",
+            "transaction.timeout.ms": patient_ms(20_000),
+        }
     )
     other.init_transactions(patient(30))
     other.begin_transaction()
@@ -97,7 +101,11 @@ def test_a_cluster_of_many_topics_is_asked_in_parts(
     writer = TransactionalProducer(settings, BridgeSettings(), topics, "mine")
     writer.begin_session()
     other = Producer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "transactional.id": f"{topic_prefix}.other",
+            "transaction.timeout.ms": patient_ms(20_000),
+        }
     )
     other.init_transactions(patient(30))
     other.begin_transaction()

@@ -284,7 +284,10 @@ class Publisher:
 
     def hidden(self, table: SourceTable, row: Row) -> Callable[[], None]:
         """One more insert of this transaction, which Kafka shows once the answer is called."""
-        producer = Producer(self._servers | {"transactional.id": f"{self.prefix}-late"})
+        producer = Producer(
+            self._servers
+            | {"transactional.id": f"{self.prefix}-late", "transaction.timeout.ms": 900_000}
+        )
         producer.init_transactions(_TIMEOUT_S)
         producer.begin_transaction()
         value = envelope(self.prefix, table, "c", None, row, self.commit_lsn, 1_000)

@@ -10,7 +10,7 @@ from services.bridge.recovery.visible_record import Visible, read_visible
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from tests.bridge.test_topics import prepared, record
 from tests.providers.interface import Broker
-from tests.providers.waiting import patient
+from tests.providers.waiting import patient, patient_ms
 
 
 def positions(found: Visible) -> tuple[int | None, list[int], tuple[str, ...]]:
@@ -26,7 +26,11 @@ def test_an_open_transaction_is_reported_and_not_awaited(kafka: Broker, topic_pr
     mine.begin_session()
     mine.commit(record(100))
     other = Producer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "transactional.id": f"{topic_prefix}.other",
+            "transaction.timeout.ms": patient_ms(20_000),
+        }
     )
     other.init_transactions(patient(30))
     other.begin_transaction()

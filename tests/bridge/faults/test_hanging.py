@@ -302,7 +302,11 @@ def test_a_missing_marker_is_checked_before_the_next_transaction(
     assert bridge.sessions == before, bridge.output
     said = bridge.output.count("did not get its marker")
     other = Producer(
-        {"bootstrap.servers": own_kafka.bootstrap_servers, "transactional.id": bridge.prefix}
+        {
+            "bootstrap.servers": own_kafka.bootstrap_servers,
+            "transactional.id": bridge.prefix,
+            "transaction.timeout.ms": patient_ms(20_000),
+        }
     )
     other.init_transactions(patient(30))
     other.begin_transaction()

@@ -20,7 +20,7 @@ from tests.bridge.faults.test_hanging import QUIET, tell
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker
-from tests.providers.waiting import eventually, patient
+from tests.providers.waiting import eventually, patient, patient_ms
 
 TABLES = """
     CREATE TABLE plain (id int PRIMARY KEY);
@@ -114,7 +114,13 @@ def test_open_transaction_of_another_producer_is_left_alone(
     bridge = new_bridge(conninfo, shaping={"outbox": outbox}).start().streaming()
     insert(conninfo, range(10), kind)
     bridge.caught_up()
-    other = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": kind})
+    other = Producer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "transactional.id": kind,
+            "transaction.timeout.ms": patient_ms(20_000),
+        }
+    )
     other.init_transactions(patient(30))
     other.begin_transaction()
     for partition in range(
