@@ -170,13 +170,13 @@ class Bridge:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=PATIENCE_S)
 
-    def exit_code(self, timeout_s: float = PATIENCE_S) -> int:
+    def exit_code(self) -> int:
         """Wait until it ends by itself; fail with its output where it does not."""
         assert self._process is not None
         try:
-            return self._process.wait(timeout=timeout_s)
+            return self._process.wait(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it still runs after {timeout_s} s: {self.output}") from None
+            raise AssertionError(f"it still runs after {PATIENCE_S:.0f} s: {self.output}") from None
 
     def end(self) -> None:
         """End it in any case, after a test."""
