@@ -1,6 +1,5 @@
 """The progress topic, read while somebody writes: nothing is waited for, nothing is fenced."""
 
-import time
 import pytest
 from confluent_kafka import Producer
 

@@ -4,6 +4,8 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from services.testbed.bed import Bed
 from services.testbed.ports import free_port
 from tests.bridge.running import Bridge
