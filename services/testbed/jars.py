@@ -6,7 +6,7 @@
 A jar is downloaded once into a per-user cache (`$XDG_CACHE_HOME/slotbridge/jars`) by jgo, which
 speaks the Maven repository layout in pure Python, and is verified before every use.
 
-    python -m services.testbed.jars spark      print the class path of a group
+    python -m services.testbed.jars spark      print the class path of a group (or of several)
     python -m services.testbed.jars lock       resolve WANTED anew and write jars.lock
 """
 
@@ -182,6 +182,8 @@ def resolve(group: str, *, cache: Path | None = None) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock", purpose="fetch jars", timeout_s=_WAIT_FOR_OTHER_S):
             missing = [jar for jar in jars if not (folder / jar.filename).exists()]
+            if missing:
+                sys.stderr.write(f"fetching {len(missing)} jars of {group} into {folder}\n")
             with ThreadPoolExecutor(_DOWNLOADS_AT_ONCE) as pool:
                 list(pool.map(lambda jar: _fetch(jar, folder), missing))
     except OSError as error:
@@ -333,14 +335,17 @@ app = typer.Typer(add_completion=False, help="Fetch the pinned jars of Kafka, Sp
 
 @app.command()
 def main(
-    group: Annotated[str, typer.Argument(help="kafka, spark, debezium, or `lock` to pin anew")],
+    groups: Annotated[
+        list[str], typer.Argument(help="kafka, spark, debezium …; or `lock` to pin anew")
+    ],
     separator: Annotated[str, typer.Option(help="between paths; Spark wants a comma")] = ":",
 ) -> None:
-    """Print the class path of a group on one line."""
+    """Print the class path of each group on a line."""
     try:
-        if group == "lock":
+        if groups == ["lock"]:
             write_lock(LOCK_FILE)
-        else:
+            return
+        for group in groups:
             sys.stdout.write(class_path(group, separator) + "\n")
     except SlotbridgeError as error:
         sys.stderr.write(f"error: {error}\n")
