@@ -1,11 +1,10 @@
 """Every document is in the index; its links, settings and commands exist."""
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import typer
 import yaml
 
@@ -20,11 +19,6 @@ DOCS = ROOT / "docs"
 WRITTEN = sorted(
     path for folder in (ROOT, DOCS, ROOT / "benchmarks/results") for path in folder.glob("*.md")
 )
-TESTS = {
-    name
-    for path in (ROOT / "tests").rglob("*.py")
-    for name in (path.stem, *re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8")))
-}
 LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\(([^)#\s:]*)#([^)]+)\)")
 CALL = re.compile(r"\b(slotbridge|slotfailover|slottables)((?: +[a-z-]+)+)([^`|#\n]*)")
@@ -41,41 +35,46 @@ def test_the_index_names_every_page() -> None:
     assert {path.name for path in DOCS.glob("*.md")} - {"index.md"} <= named
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_to_files_that_exist(path: Path) -> None:
-    links = LINK.findall(path.read_text(encoding="utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []
+def test_links_lead_to_files_that_exist() -> None:
+    links = [(path, link) for path, text in pages() for link in LINK.findall(text)]
+    assert [(path, link) for path, link in links if not (path.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_anchors_lead_to_headings_that_exist(path: Path) -> None:
-    anchors = ANCHOR.findall(path.read_text(encoding="utf-8"))
+def test_anchors_lead_to_headings_that_exist() -> None:
     missing = [
-        (file, anchor)
-        for file, anchor in anchors
-        if anchor not in set(headings(path.parent / file if file else path))
+        (path, file, anchor)
+        for path, text in pages()
+        for file, anchor in ANCHOR.findall(text)
+        if anchor not in headings(path.parent / file if file else path)
     ]
     assert missing == []
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_options_of_commands_exist(path: Path) -> None:
+def test_options_of_commands_exist() -> None:
     """A name whose next word is not a command is prose, such as `slottables stops`."""
     wrong = []
-    for name, words, rest in CALL.findall(path.read_text(encoding="utf-8")):
+    for path, name, words, rest in [
+        (at, *call) for at, text in pages() for call in CALL.findall(text)
+    ]:
         command = COMMANDS[name]
         for word in words.split():
             command = getattr(command, "commands", {}).get(word, command)
         known = {option for parameter in command.params for option in parameter.opts}
         if command is not COMMANDS[name]:
-            wrong += [(name, words, o) for o in OPTION.findall(rest) if o not in known | {"--help"}]
+            known |= {"--help"}
+            wrong += [(path, name, words, o) for o in OPTION.findall(rest) if o not in known]
     assert wrong == []
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_test_that_is_named_exists(path: Path) -> None:
-    named = re.findall(r"`(?:[\w./]*/)?(test_\w+)(?:\.py)?`", path.read_text(encoding="utf-8"))
-    assert sorted(set(named) - TESTS) == []
+def test_every_test_that_is_named_exists() -> None:
+    tests = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in (path.stem, *re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8")))
+    }
+    reference = re.compile(r"`(?:[\w./]*/)?(test_\w+)(?:\.py)?`")
+    named = [(path, name) for path, text in pages() for name in reference.findall(text)]
+    assert [(path, name) for path, name in named if name not in tests] == []
 
 
 def test_the_glossary_names_modules_that_exist() -> None:
@@ -91,11 +90,18 @@ def test_the_glossary_names_modules_that_exist() -> None:
     assert [n for n in named if not any(f"/{at}".endswith(f"/{n}") for at in product)] == []
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_examples_of_yaml_are_yaml(path: Path) -> None:
+def test_examples_of_yaml_are_yaml() -> None:
     """One that was set as prose is a single text, or nothing that a parser takes."""
-    for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.S | re.M):
-        assert isinstance(yaml.safe_load(block), dict | list), block
+    wrong = []
+    for path, text in pages():
+        for block in re.findall(r"^```yaml\n(.*?)^```", text, re.S | re.M):
+            try:
+                value = yaml.safe_load(block)
+            except yaml.YAMLError:
+                value = None
+            if not isinstance(value, dict | list):
+                wrong.append((path, block))
+    assert wrong == []
 
 
 def test_refusals_that_operations_explains_are_said_by_the_code() -> None:
@@ -117,9 +123,17 @@ def test_the_example_of_an_event_fits_the_contract() -> None:
     assert Envelope.model_validate_json(example).after == {"id": 1, "balance": "9.50"}
 
 
-def headings(path: Path) -> Iterator[str]:
-    """Yield the anchors of a page's headings, as GitHub makes them."""
+def pages() -> list[tuple[Path, str]]:
+    """Each page with its text."""
+    return [(path, path.read_text(encoding="utf-8")) for path in WRITTEN]
+
+
+@functools.cache
+def headings(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    anchors = set()
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
     for heading in re.findall(r"^#+ (.+)$", text, re.M):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading).strip().lower()
-        yield re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        anchors.add(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    return anchors
