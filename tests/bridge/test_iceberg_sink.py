@@ -11,17 +11,6 @@ from uuid import UUID
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    DateType,
-    DecimalType,
-    LongType,
-    NestedField,
-    TimestampType,
-    TimestamptzType,
-    TimeType,
-    UUIDType,
-)
 
 from tests.bridge.running import Bridge
 from tests.bridge.test_jdbc_sink import AVRO, FILL, JSON, TABLES, run
@@ -68,13 +57,13 @@ SAME: Final = {
 }
 MADE: Final = {**SAME, "balance": "decimal(38, 2)", "seen": "string", "token": "string"}
 TYPED: Final = {
-    "id": LongType(),
-    "balance": DecimalType(12, 2),
-    "since": DateType(),
-    "at": TimestampType(),
-    "seen": TimestamptzType(),
-    "wakes_at": TimeType(),
-    "token": UUIDType(),
+    "id": "long",
+    "balance": "decimal(12, 2)",
+    "since": "date",
+    "at": "timestamp",
+    "seen": "timestamptz",
+    "wakes_at": "time",
+    "token": "uuid",
 }
 """Of a table that is made before the sink starts, which adds the other columns."""
 
@@ -139,9 +128,7 @@ def test_each_event_is_appended_once_through_changes_and_kills(
     topics = f"{fresh_database}\\\\.public\\\\..*"
     sink = IcebergSink(tmp_path, catalog, kafka.bootstrap_servers, topics, converter, properties)
     if made_before:
-        fields = enumerate(TYPED.items(), start=1)
-        columns = [NestedField(number, name, kind) for number, (name, kind) in fields]
-        sink.make_table("account", Schema(*columns))
+        sink.make_table("account", TYPED)
     try:
         bridge.start().streaming()
         sink.start()
@@ -190,8 +177,7 @@ def test_microseconds_in_a_timestamp_column_are_wrong_and_a_truncated_event_stop
         *(tmp_path, subscriber.conninfo(fresh_subscriber_database), kafka.bootstrap_servers),
         *(f"{fresh_database}\\\\.public\\\\.t", JSON, EVENTS),
     )
-    columns = NestedField(1, "id", LongType()), NestedField(2, "at", TimestampType())
-    sink.make_table("t", Schema(*columns))
+    sink.make_table("t", {"id": "long", "at": "timestamp"})
     try:
         bridge.start().streaming()
         run(source, "INSERT INTO t VALUES (1, '1970-01-02 00:00')")

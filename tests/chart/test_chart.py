@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -63,6 +62,8 @@ def test_helm_lint_finds_nothing(helm: Helm, values: Path) -> None:
 def test_every_manifest_fits_the_schemas_of_kubernetes(
     rendered: dict[str, str], version: str
 ) -> None:
+    import kubernetes_validate
+
     checked = 0
     for manifest in manifests(rendered):
         if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
@@ -72,6 +73,8 @@ def test_every_manifest_fits_the_schemas_of_kubernetes(
 
 
 def test_a_manifest_with_a_mistyped_key_would_be_found(rendered: dict[str, str]) -> None:
+    import kubernetes_validate
+
     (deployment,) = [
         manifest
         for manifest in documents(rendered["minimal-values.yaml"])

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -22,6 +21,8 @@ def helm() -> Helm:
 
 
 def test_executors_hold_pod_security_restricted_and_have_no_token(helm: Helm) -> None:
+    import kubernetes_validate
+
     pod = executor_of(helm.render(VALUES))
     kubernetes_validate.validate(pod, "1.34", strict=True)
     spec = pod["spec"]

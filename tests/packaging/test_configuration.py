@@ -167,9 +167,10 @@ def test_every_key_has_a_meaning() -> None:
     assert [key.path for key in keys() if not key.meaning] == []
 
 
-@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
-def test_files_generated_from_the_settings_are_current(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == generated()[path], "run: make generate"
+def test_files_generated_from_the_settings_are_current() -> None:
+    made = generated()
+    stale = [path for path in made if path.read_text(encoding="utf-8") != made[path]]
+    assert not stale, "run: make generate"
 
 
 def test_scripts_are_printed_whole() -> None:

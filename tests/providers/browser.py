@@ -19,13 +19,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from playwright.sync_api import Browser, sync_playwright
+from typing import TYPE_CHECKING
 
 from services.testbed.jars import cache_folder
 from services.testbed.locking import locked
 from services.testbed.other_postgres import unpack
 from tests.providers.waiting import patient
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 _PACKAGE = "@sparticuz/chromium"
 _VERSION = "153.0.0"
@@ -47,8 +49,10 @@ class Chromium:
 
 
 @contextmanager
-def running_browser() -> Iterator[Browser]:
+def running_browser() -> Iterator["Browser"]:
     """A browser that runs until the end of the block."""
+    from playwright.sync_api import sync_playwright
+
     chromium = find_chromium()
     environment: dict[str, str | float | bool] = {**os.environ, **chromium.environment}
     with sync_playwright() as driver:

@@ -3,20 +3,20 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg.conninfo import conninfo_to_dict
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.schema import Schema
-from pyiceberg.table import Table
 
 from services.testbed import jars
 from services.testbed.ports import LOOPBACK
 from tests.providers.sink_worker import SinkWorker
 from tests.providers.waiting import patient, patient_ms
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.table import Table
 
 
 class IcebergSink(SinkWorker):
@@ -80,26 +80,35 @@ class IcebergSink(SinkWorker):
         admin.create_topics([control])[control.topic].result(patient(30))
         self._catalog = f"postgresql+psycopg://{catalog['user']}@{address}", warehouse
 
-    def make_table(self, name: str, schema: Schema) -> None:
-        """Make a table, so that the sink does not."""
+    def make_table(self, name: str, columns: Mapping[str, str]) -> None:
+        """Make a table of `columns`, each with its type, so that the sink does not."""
+        from pyiceberg.schema import Schema
+        from pyiceberg.types import NestedField
+
+        fields = enumerate(columns.items(), start=1)
+        schema = Schema(*(NestedField(number, name, kind) for number, (name, kind) in fields))
         with self._opened() as catalog:
             catalog.create_namespace_if_not_exists("lake")
             catalog.create_table(f"lake.{name}", schema)
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> "Table":
         """Read a table's metadata."""
         with self._opened() as catalog:
             return catalog.load_table(f"lake.{name}")
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Read all rows of a table, none if it is not made yet."""
+        from pyiceberg.exceptions import NoSuchTableError
+
         with contextlib.suppress(NoSuchTableError):
             found: list[dict[str, Any]] = self.table(name).scan().to_arrow().to_pylist()
             return found
         return []
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[SqlCatalog]:
+    def _opened(self) -> Iterator["SqlCatalog"]:
+        from pyiceberg.catalog.sql import SqlCatalog
+
         uri, warehouse = self._catalog
         with contextlib.closing(SqlCatalog("lake", uri=uri, warehouse=warehouse)) as catalog:
             yield catalog

@@ -35,11 +35,9 @@ NO_SOURCE = "host=127.0.0.1 port=1 dbname=none user=none"
 """The source of tables that nobody compares with it."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """PySpark's own collect() leaves its socket to the garbage collector."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+    item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
 def pytest_exception_interact() -> None:

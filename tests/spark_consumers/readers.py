@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
-from pyiceberg.table import StaticTable
 
 from benchmarks.tables.catalog_file import pointers
 from benchmarks.tables.duckdb_reader import duckdb_reader
@@ -78,6 +77,8 @@ class Readers:
         places = pointers(self._database, self._namespace)
         if not {_RECORD, *self._sums} <= places.keys():
             return
+        from pyiceberg.table import StaticTable
+
         tables = {name: StaticTable.from_metadata(str(place)) for name, place in places.items()}
         record = tables[_RECORD].current_snapshot()
         if record is None or record.summary is None:

@@ -16,7 +16,6 @@ import psycopg
 import pyspark
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
@@ -333,6 +332,8 @@ def test_a_warehouse_in_object_storage(
     done = Operator(pipeline.spark, pipeline.settings).maintain()
     assert sum(each.orphans for each in done) == 1
     assert lost not in storage.names()
+
+    from pyiceberg.catalog.sql import SqlCatalog
 
     read = SqlCatalog(
         "slotbridge", uri=f"sqlite:///{uri}", init_catalog_tables="false", **storage.options

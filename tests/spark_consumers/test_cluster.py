@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pyiceberg.catalog.sql import SqlCatalog
 
 from services.testbed import jars
 from services.testbed.java import find_java_home
@@ -205,6 +204,8 @@ def streaming_tab(port: int) -> Iterator[list[str]]:
 
 def rows(warehouse: Path, prefix: str) -> list[tuple[int, int]]:
     """The Iceberg table's rows, as PyIceberg reads them."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
     catalog = SqlCatalog(
         "slotbridge", uri=f"sqlite:///{warehouse / 'catalog.db'}", init_catalog_tables="false"
     )

@@ -7,8 +7,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
-from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
 from spark_consumers.key_index import keys as keys_module
@@ -145,6 +143,9 @@ def test_other_bytes_are_not_a_deletion_vector(noise: bytes) -> None:
 
 @given(st.dictionaries(st.text(min_size=1), POSITIONS, max_size=3))
 def test_pyiceberg_reads_the_puffin_file(vectors: dict[str, set[int]]) -> None:
+    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+    from pyiceberg.table.puffin import PuffinFile
+
     content, blobs = puffin({path: BitMap64(found) for path, found in vectors.items()})
     read = deletion_vectors_from_puffin_file(PuffinFile(content))
     found = {one.referenced_data_file: set(one.to_vector().to_pylist()) for one in read}

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from benchmarks.tables.catalog_file import pointers
 from benchmarks.tables.duckdb_reader import duckdb_reader
@@ -17,6 +16,8 @@ from benchmarks.tables.ways import Commit
 def test_looks_follow_what_a_catalog_points_to(tmp_path: Path) -> None:
     database = tmp_path / "catalog.db"
     assert pointers(database, "bench") == {}
+    from pyiceberg.catalog.sql import SqlCatalog
+
     catalog = SqlCatalog("any", uri=f"sqlite:///{database}", warehouse=str(tmp_path))
     catalog.create_namespace("bench")
     with contextlib.closing(catalog), Looks(database, "bench", tmp_path / "kept") as looks:

@@ -5,7 +5,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from benchmarks.tables.duckdb_reader import duckdb_reader
 from spark_consumers.iceberg import catalog
@@ -58,6 +57,8 @@ def test_pyiceberg_and_duckdb_read_the_rows_of_now_and_of_a_tag(
     pipeline = new_pipeline(key_index=key_index)
     tag = load(pipeline, monkeypatch)
     uri = f"sqlite:///{warehouse / 'catalog.db'}"
+    from pyiceberg.catalog.sql import SqlCatalog
+
     others = SqlCatalog("slotbridge", uri=uri, init_catalog_tables="false")
     try:
         table = others.load_table((pipeline.kafka.topic_prefix, "things"))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import structlog
 from confluent_kafka.admin import AdminClient
-from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
 from schemas.errors import OperatorNeeded, SettingsError
@@ -837,6 +836,8 @@ def test_a_reader_in_a_loop_sees_the_old_table_or_the_new_one(
     pipeline.restart()
     seen: list[set[int]] = []
     ended = threading.Event()
+    from pyiceberg.catalog.sql import SqlCatalog
+
     iceberg = SqlCatalog(
         "slotbridge", uri=f"sqlite:///{warehouse / 'catalog.db'}", init_catalog_tables="false"
     )

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from services.failover.watch.web.api import _HEADERS
 from tests.failover.servers import (
@@ -21,6 +21,9 @@ from tests.failover.watch.watch_process import SETTINGS, TOKEN, Watching
 from tests.providers.browser import running_browser
 from tests.providers.interface import Provider, Trio
 from tests.providers.waiting import eventually, patient_ms
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 EVIL = "<script>document.title='evil'</script>"
 CONTRAST_MIN = 4.5
@@ -48,7 +51,7 @@ CONTRAST = """() => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator["Browser"]:
     with running_browser() as found:
         yield found
 
@@ -90,7 +93,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def opened(browser: Browser, watching: Watching, **options: object) -> Page:
+def opened(browser: "Browser", watching: Watching, **options: object) -> "Page":
     """The page, whose console must stay silent."""
     page = browser.new_page(**options)  # type: ignore[arg-type]
     page.set_default_timeout(patient_ms(30_000))
@@ -107,7 +110,7 @@ def opened(browser: Browser, watching: Watching, **options: object) -> Page:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 360])
 def test_page_is_readable_in_light_and_dark_wide_and_narrow(
-    browser: Browser, watching: Watching, scheme: str, width: int, tmp_path: Path
+    browser: "Browser", watching: Watching, scheme: str, width: int, tmp_path: Path
 ) -> None:
     page = opened(browser, watching, viewport={"width": width, "height": 700}, color_scheme=scheme)
     try:
@@ -127,7 +130,7 @@ def test_page_is_readable_in_light_and_dark_wide_and_narrow(
         page.close()
 
 
-def test_page_shows_what_the_api_says(browser: Browser, watching: Watching) -> None:
+def test_page_shows_what_the_api_says(browser: "Browser", watching: Watching) -> None:
     page = opened(browser, watching)
     try:
         status = watching.status
@@ -147,7 +150,7 @@ def test_page_shows_what_the_api_says(browser: Browser, watching: Watching) -> N
 
 @pytest.mark.long
 def test_page_refreshes_by_itself_and_keeps_what_was_opened(
-    browser: Browser, watching: Watching, trio: Trio
+    browser: "Browser", watching: Watching, trio: Trio
 ) -> None:
     page = opened(browser, watching)
     try:
@@ -166,7 +169,7 @@ def test_page_refreshes_by_itself_and_keeps_what_was_opened(
 
 
 @pytest.mark.long
-def test_the_page_works_without_scripts(browser: Browser, watching: Watching) -> None:
+def test_the_page_works_without_scripts(browser: "Browser", watching: Watching) -> None:
     context = browser.new_context(java_script_enabled=False)
     try:
         page = context.new_page()
