@@ -17,6 +17,7 @@ starts a server nevertheless.
 """
 
 import contextlib
+import gc
 import os
 import shutil
 import tempfile
@@ -76,6 +77,17 @@ def pytest_configure(config: pytest.Config) -> None:
             require_engine()
         except SetupError as error:
             raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: to search it for garbage costs a second here, and later again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import ManifestContent, read_manifest_list
-
 from benchmarks.race.process_metrics import usage
 from benchmarks.tables.catalog_file import pointers
 from services.testbed import procfs
@@ -75,6 +72,8 @@ class Growth:
     def __init__(self, column: str) -> None:
         self._column = column
         self._known: set[int] = set()
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
         self._io = PyArrowFileIO()
         self._value: int | None = None
 
@@ -91,6 +90,8 @@ class Growth:
         return self._value
 
     def _greatest(self, snapshot: dict[str, Any], field: int) -> int | None:
+        from pyiceberg.manifest import ManifestContent, read_manifest_list
+
         found = []
         for manifest in read_manifest_list(self._io.new_input(snapshot["manifest-list"])):
             own = manifest.added_snapshot_id == snapshot["snapshot-id"]
