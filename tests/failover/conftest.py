@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
+from services.failover.execute import rejoin_preflight, run
 from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
 from tests.providers.embedded import Embedded
 from tests.providers.interface import Provider, Server, Trio
+from tests.providers.waiting import patient
 
 NewTrio = Callable[..., Trio]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_commands() -> Iterator[None]:
+    """Commands of this process give a slow machine longer than a quiet one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "DISABLE_S", patient(1.7))
+        patch.setattr(rejoin_preflight, "_TIMEOUT_S", patient(3.4))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -189,7 +189,7 @@ def test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work(
     step_ms = patient_ms(2_700)
     late_s = 1 + step_ms // 1000
     slow = old.programs(
-        pg_rewind=f'case "$*" in *-n*) ;; *) sleep {late_s};; esac; exec {real} "$@"'
+        pg_rewind=f'case "$*" in *-n*|--version) ;; *) sleep {late_s};; esac; exec {real} "$@"'
     )
     nodes = {"a": "service=svc_a", "b": "service=svc_b"}
     inode = old.a.data.stat().st_ino
