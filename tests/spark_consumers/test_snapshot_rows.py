@@ -126,7 +126,7 @@ def test_rows_of_tables_without_a_key_are_inserts(
     pipeline = new_pipeline(conninfo, publication=bridge.publication, on_refused_table="park")
     with Running(pipeline) as running, Inserts(conninfo, ROWS + 1):
         bridge.start(**{VARIABLE: "chunk handed:4"})
-        assert bridge.exit_code(120) == -9
+        assert bridge.exit_code() == -9
         assert 0 < chunks(bridge) < ROWS / 50, "it was killed in the middle"
         bridge.start().streaming()
         done(bridge)
