@@ -11,7 +11,6 @@ It holds until the bridge is started anew. The fences of every session hold ther
 spares the bridge from ending because of a mistake.
 """
 
-import json
 from typing import Any
 
 import psycopg
@@ -28,9 +27,11 @@ from schemas.settings import SourceSettings
 from services.bridge.runner import Runner
 from services.bridge.source.candidates import writable_servers
 from services.bridge.source.hosts import host_name, single_hosts
-from services.bridge.wait_page import WaitPage
+from services.bridge.wait_page import wait_page
 from services.postgres.server import Server
 from services.runtime.access import refusal
+from services.runtime.http_server import json_body
+from services.runtime.wait_page import PATH as WAIT_PATH
 
 logger = structlog.get_logger(__name__)
 
@@ -52,7 +53,7 @@ class Control:
         """Return the routes, for services.runtime.process.Probes."""
         return [
             Route("/v1/source", self._move, methods=["POST"]),
-            Route("/v1/wait", WaitPage(self._runner.delivered).answer, methods=["GET"]),
+            Route(WAIT_PATH, wait_page(self._runner.delivered).answer, methods=["GET"]),
         ]
 
     async def _move(self, request: Request) -> Response:
@@ -60,7 +61,11 @@ class Control:
         if refused is not None:
             return refused
         try:
-            source = source_at(self._source, await _body(request))
+            document = await json_body(request, _BODY_BYTES_MAX)
+        except ValueError:
+            document = None
+        try:
+            source = source_at(self._source, document)
         except SettingsError as error:
             return _answer(400, error=error.message, hint=error.hint)
         servers = await run_in_threadpool(writable_servers, source)
@@ -76,15 +81,11 @@ class Control:
         return _answer(200, hosts=hosts, writable=len(servers))
 
 
-def source_at(source: SourceSettings, body: bytes | None) -> SourceSettings:
-    """Return the settings with the hosts of `body` in place of the configured ones.
+def source_at(source: SourceSettings, document: Any) -> SourceSettings:
+    """Return the settings with the hosts of a request's document in place of the configured ones.
 
-    Raise SettingsError, which says what is wrong with the body.
+    Raise SettingsError, which says what is wrong with the document.
     """
-    try:
-        document: Any = json.loads(body) if body is not None else None
-    except ValueError:
-        document = None
     given = document.get("conninfo") if isinstance(document, dict) else None
     if not isinstance(given, str) or set(document) != {"conninfo"}:
         raise _bad("the body is not a JSON document with the one key conninfo")
@@ -119,16 +120,6 @@ def _wrong(servers: list[Server], known: Server | None) -> str:
             f"({known.timeline})"
         )
     return ""
-
-
-async def _body(request: Request) -> bytes | None:
-    """Read the request's body; return None if it is longer than _BODY_BYTES_MAX."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _BODY_BYTES_MAX:
-            return None
-    return body
 
 
 def _bad(message: str) -> SettingsError:

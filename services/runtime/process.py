@@ -116,51 +116,30 @@ class Probes:
         routes: "Sequence[BaseRoute]" = (),
         registry: "CollectorRegistry | None" = None,
     ) -> None:
-        import uvicorn
-        from starlette.applications import Starlette
         from starlette.routing import Route
+
+        from services.runtime.http_server import HttpServer
 
         self._healthy = healthy
         self._ready = ready
         self._available = available or ready
         self._waiting_for = waiting_for
         self._remark = remark
-        self._registry = registry
-        app = Starlette(
-            routes=[
-                Route("/healthz", self._healthz),
-                Route("/readyz", self._readyz),
-                Route("/availablez", self._availablez),
-                Route("/metrics", self._metrics),
-                *routes,
-            ]
-        )
-        config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False)
-        self._server = uvicorn.Server(config)
-        try:
-            self._socket = config.bind_socket()
-        except SystemExit:
-            raise SlotbridgeError(
-                f"{host}:{port} can't be bound: the port is in use, or this user may not use it",
-                operation="serve /metrics",
-                hint="another slotbridge may run here with the same file; give this one another "
-                "`http_port`, or 0 for a free one",
-                exit_code=ExitCode.PORT_IN_USE,
-            ) from None
-        self.port: int = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, name="probes", daemon=True)
+        probes = [
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/availablez", self._availablez),
+            metrics_route(registry),
+        ]
+        self._server = HttpServer(host, port, [*probes, *routes])
+        self.port = self._server.port
 
     def __enter__(self) -> "Probes":
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(timeout=5)
-        self._socket.close()
-
-    def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
+        self._server.end()
 
     async def _healthz(self, _request: "Request") -> "Response":
         return _probe(self._healthy())
@@ -171,12 +150,17 @@ class Probes:
     async def _availablez(self, _request: "Request") -> "Response":
         return _probe(self._available())
 
-    async def _metrics(self, _request: "Request") -> "Response":
-        from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
-        from starlette.responses import Response
 
-        text = generate_latest(self._registry or REGISTRY)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+def metrics_route(registry: "CollectorRegistry | None") -> "BaseRoute":
+    """Return the route /metrics of a registry, None for the process's own."""
+    from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def answer(_request: "Request") -> "Response":
+        return Response(generate_latest(registry or REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+    return Route("/metrics", answer)
 
 
 def _probe(passed: bool, why_not: str = "", remark: str = "") -> "Response":
@@ -192,5 +176,6 @@ __all__ = [
     "Stop",
     "configure_logging",
     "exit_codes",
+    "metrics_route",
     "stop_on_signals",
 ]

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import structlog
 from pyspark.sql import SparkSession
+from starlette.routing import Route
 
 from schemas.errors import ExitCode, Retryable, SettingsError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, ValueSettings, require
 from services.runtime.tracing import open_spans
+from services.runtime.wait_page import PATH as WAIT_PATH
 from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.ledger import ParkedTable
 from spark_consumers.epochs.metrics import Metrics
@@ -18,8 +20,7 @@ from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.spark_work import watched
 from spark_consumers.epochs.stream import Stream, tell_behind
-from spark_consumers.epochs.wait_page import PATH as WAIT_PATH
-from spark_consumers.epochs.wait_page import KafkaLook, TablesWait
+from spark_consumers.epochs.wait_page import KafkaLook, wait_page
 from spark_consumers.failures import FOREIGN, ExecutorsLostError, translated
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.kafka.reader import TopicOffsets
@@ -50,8 +51,8 @@ def run_epochs(
     require_readable(settings)
     metrics, tables = Metrics(), require(settings.tables, "tables")
     slot = None if settings.source is None else settings.source.slot
-    wait = TablesWait(metrics.state, KafkaLook(require(settings.kafka, "kafka"), slot))
-    metrics.serve(tables, {WAIT_PATH: wait})
+    wait = wait_page(metrics.state, KafkaLook(require(settings.kafka, "kafka"), slot))
+    metrics.serve(tables, [Route(WAIT_PATH, wait.answer)])
     if tables.progress_deadline_ms:
         deadline_ms = tables.progress_deadline_ms + tables.trigger_interval_ms
         metrics.health.expect(deadline_ms / 1000)

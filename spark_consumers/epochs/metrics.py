@@ -2,22 +2,24 @@
 
 import math
 import platform
-import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import BaseRoute, Route
 
-from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
 from schemas.version import version
+from services.runtime.http_server import HttpServer
+from services.runtime.process import metrics_route
 from services.runtime.tracing import HELP as SPANS_HELP
 from spark_consumers.epochs.audit_metrics import AuditMetrics
 from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.epochs.health import Health
-from spark_consumers.epochs.pages import serve_pages
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.table_metrics import TableMetrics
 from spark_consumers.epochs.wait_page import TablesState
@@ -124,55 +126,22 @@ class Metrics:
         )
         build.labels(version(), platform.python_version()).set(1)
 
-    def serve(
-        self, tables: TablesSettings, pages: Mapping[str, Callable[..., Iterable[bytes]]] = {}
-    ) -> None:
-        """Answer /metrics, and `pages` (path -> WSGI application).
+    def serve(self, tables: TablesSettings, pages: Sequence[BaseRoute] = ()) -> None:
+        """Answer /metrics, /healthz, /readyz (`epochs.health` says when they pass) and `pages`.
 
-        Raise SetupError when the port is taken, or where the host is unknown.
+        Raise SetupError where the address can't be bound.
         """
         if tables.http_port is None:
             return
-        try:
-            application = self._with_probes(make_wsgi_app(self.registry), pages)
-            server = serve_pages(tables.http_host, tables.http_port, application)
-        except socket.gaierror as error:
-            raise SetupError(
-                "the host of /metrics is unknown",
-                operation="serve metrics",
-                subject=tables.http_host,
-                hint="set tables.http_host to an address of this machine, as 0.0.0.0",
-            ) from error
-        except OSError as error:
-            raise SetupError(
-                "the port of /metrics is taken",
-                operation="serve metrics",
-                subject=f"{tables.http_host}:{tables.http_port}",
-                hint="set another tables.http_port",
-                exit_code=ExitCode.PORT_IN_USE,
-            ) from error
-        log.info(
-            "serving /metrics, /healthz and /readyz", host=tables.http_host, port=server.server_port
-        )
+        probes = [Route(path, self._probe) for path in ("/healthz", "/readyz")]
+        routes = [metrics_route(self.registry), *probes, *pages]
+        server = HttpServer(tables.http_host, tables.http_port, routes)
+        server.start()
+        log.info("serving /metrics, /healthz and /readyz", host=tables.http_host, port=server.port)
 
-    def _with_probes(self, metrics: Any, pages: Mapping[str, Any]) -> Any:
-        """Return a WSGI application: /healthz, /readyz, the paths of `pages`, `metrics` the rest.
-
-        `epochs.health` says when they pass.
-        """
-
-        def answer(environ: dict[str, Any], start: Any) -> Any:
-            path = environ.get("PATH_INFO", "")
-            if path in pages:
-                return pages[path](environ, start)
-            if path not in ("/healthz", "/readyz"):
-                return metrics(environ, start)
-            passed, text = self.health.answer(path)
-            status = "200 OK" if passed else "503 Service Unavailable"
-            start(status, [("Content-Type", "text/plain; charset=utf-8")])
-            return [text.encode()]
-
-        return answer
+    async def _probe(self, request: Request) -> PlainTextResponse:
+        passed, text = self.health.answer(request.url.path)
+        return PlainTextResponse(text, 200 if passed else 503)
 
     def begun(self, record: "EpochRecord", tables: Iterable[str]) -> None:
         """Record the last epoch at the start, as `_epochs` tells it, and the tables there are."""

@@ -1,37 +1,28 @@
-"""GET /v1/wait of `slottables run`: read your writes in the tables (slotbridge.consumer.wait_for).
+"""What GET /v1/wait of `slottables run` answers (services.runtime.wait_page): how far tables are.
 
     200 {"lsn", "in", "reached", "timeline", "parked"}  the record of epochs has all before the lsn
-    400 405 {"error"}                                   wrong query, which the error names; not GET
-    409 {"error"}                                       `timeline` was left before the lsn: lost
-    503 {"error"}                                       WAITERS_MAX requests wait already
-    504 {"error"}                                       the tables do not have it in time
 
 The tables have all before an LSN once an epoch's commit LSN is there or beyond. While the source
 commits nothing more, no epoch comes: then the bridge's record of progress tells that Kafka has all
 up to the LSN, and the tables have it once all that was in the transaction topic then is read.
 """
 
-import json
-import select
 import threading
 import time
-import urllib.parse
-from collections.abc import Iterable, Mapping
-from http import HTTPStatus
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from schemas.errors import SlotbridgeError
 from schemas.events import transaction_topic
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
-from schemas.wait import TOO_MANY, WAITERS_MAX, WaitQuery, lost, parse_wait
+from schemas.wait import WaitQuery, lost
+from services.runtime.wait_page import Answer, WaitPage
 from spark_consumers.kafka.progress import ProgressTail
 from spark_consumers.kafka.reader import TopicOffsets
 
-PATH: Final = "/v1/wait"
-_LOOK_S: Final = 0.05
 _ASK_S: Final = 0.25
-"""How often a request looks at the tables' state, and all of them at Kafka's."""
+"""How often all requests together look at Kafka's state."""
 _FRESH_S: Final = 2.0
 """How long an answer of Kafka holds."""
 _TIMELINE_S: Final = 2.0
@@ -127,71 +118,46 @@ class KafkaLook:
         return KafkaState(record.end_lsn, record.timeline, record.history, written), ""
 
 
-class TablesWait:
-    """The page, as a WSGI application."""
+def wait_page(tables: TablesState, kafka: KafkaLook) -> WaitPage:
+    """Return the page of a run."""
+    return WaitPage(
+        "tables",
+        lambda query: _Look(tables, kafka, query).answer,
+        lambda query: _late(query, tables, kafka),
+    )
 
-    def __init__(self, tables: TablesState, kafka: KafkaLook) -> None:
+
+class _Look:
+    """What one request waits for."""
+
+    def __init__(self, tables: TablesState, kafka: KafkaLook, query: WaitQuery) -> None:
         self._tables = tables
         self._kafka = kafka
-        self._lock = threading.Lock()
-        self.waiters = 0
-        """How many requests wait now."""
+        self._query = query
+        self._answered_by = time.monotonic() + min(query.timeout_s, _TIMELINE_S)
+        self._target: int | None = None
 
-    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        """Answer once the tables have what was committed before the LSN, or why they do not."""
-        code, document = self._answer(environ)
-        start(f"{code} {HTTPStatus(code).phrase}", [("Content-Type", "application/json")])
-        return [json.dumps(document).encode()]
+    def answer(self) -> Answer | None:
+        """Return the answer that the present state allows, None for none yet."""
+        query, kafka = self._query, self._kafka.state()
+        if kafka is not None:
+            why = lost(query, kafka.timeline, kafka.history)
+            if why:
+                return 409, {"error": why}
+            if self._target is None and kafka.end_lsn >= query.lsn:
+                self._target = kafka.written
+        known = query.timeline is None or (kafka is not None and kafka.timeline >= query.timeline)
+        asked = kafka is not None or self._kafka.failure or time.monotonic() >= self._answered_by
+        if known and asked and _have(self._tables, query.lsn, self._target):
+            return 200, _told(query, self._tables, kafka)
+        return None
 
-    def _answer(self, environ: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        if environ.get("REQUEST_METHOD", "GET") != "GET":
-            return 405, {"error": "only GET is answered"}
-        text = environ.get("QUERY_STRING", "")
-        try:
-            query = parse_wait(dict(urllib.parse.parse_qsl(text, keep_blank_values=True)), "tables")
-        except ValueError as error:
-            return 400, {"error": str(error)}
-        with self._lock:
-            if self.waiters >= WAITERS_MAX:
-                return 503, {"error": TOO_MANY}
-            self.waiters += 1
-        try:
-            return self._wait(query, environ.get("wsgi.input"))
-        finally:
-            with self._lock:
-                self.waiters -= 1
 
-    def _wait(self, query: WaitQuery, client: Any) -> tuple[int, dict[str, Any]]:
-        deadline = time.monotonic() + query.timeout_s
-        told_by = min(deadline, time.monotonic() + _TIMELINE_S)
-        target: int | None = None
-        while True:
-            kafka, tables = self._kafka.state(), self._tables
-            if kafka is not None:
-                why = lost(query, kafka.timeline, kafka.history)
-                if why:
-                    return 409, {"error": why}
-                if target is None and kafka.end_lsn >= query.lsn:
-                    target = kafka.written
-            known = query.timeline is None or (
-                kafka is not None and kafka.timeline >= query.timeline
-            )
-            asked = kafka is not None or self._kafka.failure or time.monotonic() >= told_by
-            if known and asked and _have(tables, query.lsn, target):
-                return 200, _told(query, tables, kafka)
-            if time.monotonic() >= deadline:
-                return 504, {"error": self._late(query)}
-            if _gone(client):
-                return 504, {"error": "the client is gone"}
-            time.sleep(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
-
-    def _late(self, query: WaitQuery) -> str:
-        lsn = self._tables.commit_lsn
-        where = "their state is not known yet" if lsn is None else f"at {format_lsn(max(0, lsn))}"
-        failure = (
-            f"; Kafka could not be asked: {self._kafka.failure}" if self._kafka.failure else ""
-        )
-        return f"the tables do not have {format_lsn(query.lsn)} yet: {where}{failure}"
+def _late(query: WaitQuery, tables: TablesState, kafka: KafkaLook) -> str:
+    lsn = tables.commit_lsn
+    where = "their state is not known yet" if lsn is None else f"at {format_lsn(max(0, lsn))}"
+    failure = f"; Kafka could not be asked: {kafka.failure}" if kafka.failure else ""
+    return f"the tables do not have {format_lsn(query.lsn)} yet: {where}{failure}"
 
 
 def _have(tables: TablesState, lsn: int, target: int | None) -> bool:
@@ -212,13 +178,3 @@ def _told(query: WaitQuery, tables: TablesState, kafka: KafkaState | None) -> di
         "timeline": None if kafka is None else kafka.timeline,
         "parked": {name: dict(told) for name, told in tables.parked.items()},
     }
-
-
-def _gone(client: Any) -> bool:
-    """Tell whether the client has closed its connection. `client`: the request's input."""
-    try:
-        if not select.select([client], [], [], 0)[0]:
-            return False
-        return not client.peek(1)
-    except (AttributeError, OSError, TypeError, ValueError):
-        return False

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
 from schemas.wait import WAITERS_MAX
 from services.bridge.runner import Delivered
-from services.bridge.wait_page import WaitPage
+from services.bridge.wait_page import wait_page
 from services.runtime.process import Probes
 from slotbridge.consumer import wait_for
 from tests.providers.waiting import eventually, patient
@@ -25,7 +25,7 @@ class Page:
 
     def __init__(self) -> None:
         self.state: Delivered | None = Delivered(100, 3, {1: 50})
-        self.page = WaitPage(lambda: self.state)
+        self.page = wait_page(lambda: self.state)
         route = Route("/v1/wait", self.page.answer, methods=["GET"])
         yes = lambda: True  # noqa: E731
         self.probes = Probes("127.0.0.1", 0, healthy=yes, ready=yes, routes=[route])

@@ -36,36 +36,34 @@ SOURCE = SourceSettings.model_validate(
 
 
 def test_only_hosts_change() -> None:
-    body = json.dumps({"conninfo": "host=b,::1 port=5433,5434"}).encode()
-    moved = source_at(SOURCE, body).conninfo.get_secret_value()
+    moved = source_at(SOURCE, {"conninfo": "host=b,::1 port=5433,5434"}).conninfo.get_secret_value()
     for part in ("user=u", "dbname=bank", "sslmode=require", "host=b,::1", "port=5433,5434"):
         assert part in moved
     assert "host=a" not in moved
     places = at_any([Address("b", "", "1"), Address("", "10.0.0.2", "2")])
     assert places.text == "host='b,' hostaddr=',10.0.0.2' port='1,2'"
-    assert source_at(SOURCE, json.dumps({"conninfo": places.text}).encode()).slot == SOURCE.slot
+    assert source_at(SOURCE, {"conninfo": places.text}).slot == SOURCE.slot
 
 
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         (None, "not a JSON document"),
-        (b"\xff", "not a JSON document"),
-        (b'["host=b"]', "not a JSON document"),
-        (b'{"conninfo": 1}', "not a JSON document"),
-        (b'{"conninfo": "host=b", "slot": "x"}', "not a JSON document"),
-        (b'{"conninfo": "host=b port"}', "conninfo is not a connection string"),
-        (b'{"conninfo": "host=b user=root"}', "user can't be changed by this request"),
-        (b'{"conninfo": "host=b options=-cx=y"}', "options can't be changed by this request"),
-        (b'{"conninfo": "postgresql://u:secret@b/x"}', "can't be changed by this request"),
-        (b'{"conninfo": "port=5432"}', "does not name a host"),
-        (b'{"conninfo": ""}', "does not name a host"),
-        (b'{"conninfo": "host=b port=abc"}', "is not a connection string"),
-        (b'{"conninfo": "host=b,c,d port=1,2"}', "3 hosts and 2 ports"),
-        (b'{"conninfo": "host=' + b"b," * 40 + b'b"}', "more than 32 hosts"),
+        (["host=b"], "not a JSON document"),
+        ({"conninfo": 1}, "not a JSON document"),
+        ({"conninfo": "host=b", "slot": "x"}, "not a JSON document"),
+        ({"conninfo": "host=b port"}, "conninfo is not a connection string"),
+        ({"conninfo": "host=b user=root"}, "user can't be changed by this request"),
+        ({"conninfo": "host=b options=-cx=y"}, "options can't be changed by this request"),
+        ({"conninfo": "postgresql://u:secret@b/x"}, "can't be changed by this request"),
+        ({"conninfo": "port=5432"}, "does not name a host"),
+        ({"conninfo": ""}, "does not name a host"),
+        ({"conninfo": "host=b port=abc"}, "is not a connection string"),
+        ({"conninfo": "host=b,c,d port=1,2"}, "3 hosts and 2 ports"),
+        ({"conninfo": "host=" + "b," * 40 + "b"}, "more than 32 hosts"),
     ],
 )
-def test_a_wrong_body_is_refused_in_one_line(body: bytes | None, said: str) -> None:
+def test_a_wrong_body_is_refused_in_one_line(body: Any, said: str) -> None:
     with pytest.raises(SettingsError) as caught:
         source_at(SOURCE, body)
     assert said in caught.value.message or said in str(caught.value)

@@ -19,6 +19,7 @@ ALLOWED = {
     "schemas": {"schemas"},
     "services.start": {"services.bridge", "services.failover", "spark_consumers"},
     "services.runtime": {"schemas"},
+    "services.runtime.process": {"services.runtime.http_server"},
     "services.runtime.tracing": {"services.runtime.otlp"},
     "services.postgres": {"schemas", "services.postgres"},
     "services.shipped": {"schemas"},
@@ -36,6 +37,10 @@ ALLOWED = {
     "services.testbed": {"schemas", "services.testbed"},
     "services.demo": {"schemas", "services.runtime", "services.testbed", "services.demo"},
     "spark_consumers": {"schemas", "services.runtime.tracing", "spark_consumers"},
+    **{
+        f"spark_consumers.epochs.{name}": {"services.runtime"}
+        for name in ("job", "metrics", "wait_page")
+    },
     "spark_consumers.epochs.tracing": {"services.runtime.otlp"},
     "spark_consumers.kafka.formats": {"services.kafka.schema_registry"},
     "spark_consumers.kafka.reader": {"services.kafka.client"},

@@ -13,19 +13,23 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from schemas.errors import OperatorNeeded, Retryable, SettingsError
 from schemas.events import ProgressRecord, progress_topic, transaction_topic
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
-from schemas.wait import WAIT_MAX_S, WAITERS_MAX
+from schemas.wait import WAITERS_MAX, WAIT_MAX_S
+from services.runtime.http_server import HttpServer
+from services.runtime.wait_page import PATH
 from services.testbed.ports import free_port, is_free
 from slotbridge.consumer.wait import Waited, wait_for
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 from spark_consumers.epochs.metrics import Metrics
-from spark_consumers.epochs.pages import serve_pages
-from spark_consumers.epochs.wait_page import PATH, KafkaLook, KafkaState, TablesWait
+from spark_consumers.epochs.wait_page import KafkaLook, KafkaState, wait_page
 from spark_consumers.iceberg.parked import Parked
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually, patient
@@ -55,10 +59,10 @@ class Page:
     def __init__(self, folder: Path) -> None:
         self.metrics = Metrics()
         self.kafka = NoKafka()
-        self.wait = TablesWait(self.metrics.state, self.kafka)
+        self.wait = wait_page(self.metrics.state, self.kafka)
         self.port = free_port()
         settings = TablesSettings(warehouse=str(folder), http_port=self.port, http_host="127.0.0.1")
-        self.metrics.serve(settings, {PATH: self.wait})
+        self.metrics.serve(settings, [Route(PATH, self.wait.answer)])
         self.url = f"http://127.0.0.1:{self.port}"
 
     def get(self, query: str) -> tuple[int, dict[str, Any]]:
@@ -103,41 +107,20 @@ def test_kafka_is_asked_again_after_no_thread_could_be_had(monkeypatch: pytest.M
     eventually(lambda: look.state() == told, what="Kafka was asked")
 
 
-def test_no_request_is_answered_before_all_pages_are_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A page of the metrics in place of another would be a yes."""
-    port, metrics = free_port(), Metrics()
-    whole, refused = Metrics._with_probes, list[str]()
-
-    def looked(*arguments: Any) -> Any:
-        with pytest.raises(OSError) as raised:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=patient(20))
-        refused.append(str(raised.value))
-        return whole(*arguments)
-
-    monkeypatch.setattr(Metrics, "_with_probes", looked)
-    metrics.serve(TablesSettings(warehouse=str(tmp_path), http_port=port))
-    assert "refused" in refused[0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patient(20)) as found:
-        assert b"slottables_" in found.read()
-
-
 @pytest.mark.parametrize(
     "text", [b"# HELP slottables_rows", b"{}", b'{"in": "kafka"}', b'{"in": "tables"}']
 )
 def test_an_answer_of_something_else_is_no_yes(text: bytes) -> None:
-    def answer(_environ: Any, start: Any) -> list[bytes]:
-        start("200 OK", [])
-        return [text]
+    async def answer(_request: Request) -> Response:
+        return Response(text)
 
-    server = serve_pages("127.0.0.1", 0, answer)
+    server = HttpServer("127.0.0.1", 0, [Route(PATH, answer)])
+    server.start()
     try:
         with pytest.raises(Retryable, match="something else answers"):
-            wait_for(f"http://127.0.0.1:{server.server_port}", "0/64", within="tables")
+            wait_for(f"http://127.0.0.1:{server.port}", "0/64", within="tables")
     finally:
-        server.shutdown()
-        server.server_close()
+        server.end()
 
 
 def test_an_answer_that_is_not_http_is_no_yes() -> None:
@@ -208,7 +191,7 @@ def test_waiters_are_capped_and_a_client_that_is_gone_ends_its_wait(page: Page) 
     clients = []
     for _ in range(WAITERS_MAX):
         client = socket.create_connection(("127.0.0.1", page.port))
-        client.sendall(f"GET {PATH}?lsn=FFFF/0&timeout_s={WAIT_MAX_S} HTTP/1.1\r\n\r\n".encode())
+        client.sendall(f"GET {PATH}?lsn=FFFF/0&timeout_s=60 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         clients.append(client)
     eventually(lambda: page.wait.waiters == WAITERS_MAX, what="all wait", timeout_s=30)
     assert page.get("lsn=0/1")[0] == 503

@@ -12,7 +12,6 @@ POST /v1/resume
 """
 
 import ipaddress
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any
@@ -32,6 +31,7 @@ from services.failover.watch.web.health import primary_health, replica_health
 from services.failover.watch.web.page import page
 from services.failover.watch.web.status import plan_of, status_of
 from services.runtime.access import refusal
+from services.runtime.http_server import json_body
 
 SECTION = "failover.watch"
 _BODY_BYTES_MAX = 4096
@@ -167,15 +167,8 @@ def _is_address(name: str) -> bool:
 
 async def _reason(request: Request) -> str | None:
     """Return the reason that the request's body gives, None if the body is something else."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _BODY_BYTES_MAX:
-            return None
-    if not body:
-        return ""
     try:
-        document: Any = json.loads(body)
+        document = await json_body(request, _BODY_BYTES_MAX)
     except ValueError:
         return None
     reason = document.get("reason", "") if isinstance(document, dict) else None
