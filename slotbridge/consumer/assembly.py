@@ -11,7 +11,8 @@ before a later END does not get one.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from schemas.errors import OperatorNeeded
@@ -19,7 +20,10 @@ from schemas.lsn import format_lsn
 from slotbridge.consumer.position import OPERATION, Partition, Position
 
 _REMEMBERED: Final = 100_000
-"""Transactions that were given, of which an event may come again, or without its END."""
+"""Events and transactions that were given, of which one may come again, or without its END."""
+
+_NAMED_MAX: Final = 20
+"""Places of events that an error names."""
 
 
 class Change(NamedTuple):
@@ -83,8 +87,9 @@ class Assembly:
         if position.began is None and ends not in position.offsets:
             self._began = (position.commit_lsn, -1)
         self._given: deque[int] = deque()
-        self._known: set[int] = set()
-        """The commit LSNs of the last _REMEMBERED transactions that were given, beyond `_from`."""
+        self._known: dict[int, frozenset[tuple[str, int]]] = {}
+        """The last transactions that were given, beyond `_from`: commit LSN -> its events."""
+        self._remembered = 0
         self._from = position.commit_lsn
         self._read = dict(position.offsets)
         """Partition -> the offset after the last record that was taken."""
@@ -186,10 +191,14 @@ class Assembly:
     ) -> None:
         """Take in an event; one of a transaction that the caller has changes nothing.
 
-        Raise OperatorNeeded for an event whose END has not come before a later one.
+        Raise OperatorNeeded for an event whose END has not come before a later one, or that its
+        END does not count.
         """
         self.passed(partition, offset, commit_lsn)
         if commit_lsn <= self._commit_lsn:
+            known = self._known.get(commit_lsn)
+            if known is not None and (found.table, found.seq) not in known:
+                raise _surplus(found.table, commit_lsn, f"{partition[0]}[{partition[1]}]@{offset}")
             if self._was_left_out(commit_lsn):
                 raise self.no_end(commit_lsn, f"{partition[0]}[{partition[1]}]@{offset}")
             return
@@ -226,15 +235,22 @@ class Assembly:
         return Position(self._commit_lsn, offsets, self._began)
 
     def give(self) -> Transaction | None:
-        """Return the next transaction if it is whole."""
+        """Return the next transaction if it is whole.
+
+        Raise OperatorNeeded where there are more events than its END counts.
+        """
         end = self.first
         if end is None or self.lacking():
             return None
+        for table, count in self._counted.get(end.commit_lsn, Counter()).items():
+            if count > end.counts.get(table, 0):
+                places = islice(self._places(end.commit_lsn), _NAMED_MAX)
+                raise _surplus(table, end.commit_lsn, ", ".join(places))
         self._ends.popleft()
         self._ended.discard(end.commit_lsn)
         self._commit_lsn = end.commit_lsn
-        self._remember(end.commit_lsn)
         found = self._found.pop(end.commit_lsn, {})
+        self._remember(end.commit_lsn, frozenset(found))
         self._counted.pop(end.commit_lsn, None)
         for held in self._held.values():
             while held and held[0][1] <= end.commit_lsn:
@@ -249,12 +265,13 @@ class Assembly:
             self.position(),
         )
 
-    def _remember(self, commit_lsn: int) -> None:
+    def _remember(self, commit_lsn: int, events: frozenset[tuple[str, int]]) -> None:
         self._given.append(commit_lsn)
-        self._known.add(commit_lsn)
-        if len(self._given) > _REMEMBERED:
+        self._known[commit_lsn] = events
+        self._remembered += 1 + len(events)
+        while self._remembered > _REMEMBERED:
             self._from = self._given.popleft()
-            self._known.discard(self._from)
+            self._remembered -= 1 + len(self._known.pop(self._from))
 
     def _was_left_out(self, commit_lsn: int) -> bool:
         """Tell whether later transactions were given, and not that of an event (again)."""
@@ -263,21 +280,32 @@ class Assembly:
             return True
         return commit_lsn > self._from and commit_lsn not in self._known
 
+    def _places(self, commit_lsn: int) -> Iterator[str]:
+        """Yield the places of the events of a transaction that is not given yet."""
+        for (topic, number), held in self._held.items():
+            yield from (f"{topic}[{number}]@{offset}" for offset, lsn in held if lsn == commit_lsn)
+
     def no_end(self, commit_lsn: int, place: str = "") -> OperatorNeeded:
         """Return the error for events of a transaction whose END Kafka does not have."""
-        places = (
-            f"{topic}[{number}]@{offset}"
-            for (topic, number), held in self._held.items()
-            for offset, lsn in held
-            if lsn == commit_lsn
-        )
         return OperatorNeeded(
             f"Kafka has events of a transaction, and not its END in {self._ends_at[0]}: retention "
             "has removed it there, or the bridge did not write any then",
             operation=OPERATION,
-            subject=place or next(places, self._ends_at[0]),
+            subject=place or next(self._places(commit_lsn), self._ends_at[0]),
             lsn=commit_lsn,
             hint=f"keep {self._ends_at[0]} for at least as long as the topics of tables. To begin "
             "after what it lacks: Position.after(LSN) of a copy that you have otherwise "
             "(docs/CONSUMERS.md, Where a reader begins)",
         )
+
+
+def _surplus(table: str, commit_lsn: int, place: str) -> OperatorNeeded:
+    return OperatorNeeded(
+        f"Kafka has more events of {table} than the END of their transaction counts",
+        operation=OPERATION,
+        subject=place,
+        lsn=commit_lsn,
+        hint="only the bridge may write to its topics: deny all others to do so (ACLs), and begin "
+        "anew behind the record, with Position.after(LSN) of a copy that you have otherwise "
+        "(docs/CONSUMERS.md, Where a reader begins)",
+    )

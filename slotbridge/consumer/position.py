@@ -1,12 +1,12 @@
 """How far a consumer is: after which transaction, and where to read on in each partition. Pure."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import SettingsError
-from schemas.lsn import parse_lsn
+from schemas.lsn import format_lsn, parse_lsn
 
 OPERATION = "read transactions"
 """What errors of the reader say was being done."""
@@ -14,12 +14,15 @@ Partition = tuple[str, int]
 """(topic, number)."""
 
 
+_Lsn = Annotated[int, Field(ge=-1, lt=2**64, strict=True)]
+
+
 class _Stored(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    commit_lsn: int
+    commit_lsn: _Lsn
     offsets: dict[str, dict[int, int]]
-    began: tuple[int, int] | None = None
+    began: tuple[_Lsn, _Lsn] | None = None
 
 
 class Position(NamedTuple):
@@ -75,7 +78,7 @@ class Position(NamedTuple):
 def lsn_of(lsn: str | int) -> int:
     """Return an LSN as a number. Raise SettingsError for text such as PostgreSQL does not print."""
     try:
-        return lsn if isinstance(lsn, int) else parse_lsn(lsn)
+        return parse_lsn(format_lsn(lsn) if isinstance(lsn, int) else lsn)
     except ValueError as error:
         raise SettingsError(
             f"{lsn!r} is not an LSN",

@@ -37,7 +37,7 @@ def parse_document(text: bytes | str, at: RecordPlace, part: str = "value") -> A
         raise _of_registry(at, part)
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise foreign(at) from error
     if isinstance(document, dict) and document.keys() == {"schema", "payload"}:
         return document["payload"]
@@ -55,7 +55,15 @@ def row_event(document: Mapping[str, Any], at: RecordPlace) -> RowEvent:
     source = document["source"]
     commit_lsn = source["lsn"] if "commit_lsn" not in source else source["commit_lsn"]
     table = f"{source['schema']}.{source['table']}"
-    return RowEvent(table, commit_lsn, source.get("seq", 0), document)
+    place = whole_number(commit_lsn), whole_number(source.get("seq", 0))
+    return RowEvent(table, *place, document)
+
+
+def whole_number(value: Any) -> int:
+    """Return a position, a number or a count of a record. Raise TypeError for anything else."""
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise TypeError("it is not a whole number from 0 to 2^64 - 1")
+    return value
 
 
 def divergence(document: Mapping[str, Any], at: RecordPlace) -> DivergenceRecord:

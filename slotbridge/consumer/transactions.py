@@ -25,6 +25,7 @@ from slotbridge.consumer.records import (
     foreign,
     parse_document,
     row_event,
+    whole_number,
 )
 
 _POLL_S: Final = 0.2
@@ -81,7 +82,7 @@ class Transactions:
         self._unplaced = False
         """Whether Kafka could not tell where a partition begins."""
         self._progress, self._waited_s = 0, 0.0
-        self._failure: SlotbridgeError | None = None
+        self._failure: BaseException | None = None
         self._closing = threading.Event()
         self._partitions = Partitions(bootstrap_servers, options or {}, self._passed)
 
@@ -103,8 +104,9 @@ class Transactions:
         """The position after the last transaction that was given.
 
         Its offsets move on also while nothing comes: store it at times where a topic's retention
-        is shorter than a pause of the source.
+        is shorter than a pause of the source. Raise as `read` after an error.
         """
+        self._require_whole()
         return self._assembly.position()
 
     def stop(self) -> None:
@@ -124,8 +126,7 @@ class Transactions:
         that the database lost; BadInput for a record that is not the bridge's or not in JSON.
         After an error, this reader raises it again: begin another one at the stored position.
         """
-        if self._failure is not None:
-            raise self._failure
+        self._require_whole()
         now = time.monotonic()
         deadline = now + timeout_s
         try:
@@ -142,10 +143,22 @@ class Transactions:
                 self._hold_back()
                 if now >= deadline:
                     return self._give()
-        except SlotbridgeError as error:
-            self._failure = error  # records that came with it are lost to this reader
+        except BaseException as error:  # records that came with it are lost to this reader
+            self._failure = error
             raise
         return None
+
+    def _require_whole(self) -> None:
+        """Raise again what has ended an earlier `read`: this reader may lack records since."""
+        if isinstance(self._failure, SlotbridgeError):
+            raise self._failure
+        if self._failure is not None:
+            raise OperatorNeeded(
+                f"an earlier read of this reader was ended by {type(self._failure).__name__}",
+                operation=OPERATION,
+                subject=f"prefix {self._prefix}",
+                hint="begin another reader at the stored position",
+            ) from self._failure
 
     def _give(self) -> Transaction | None:
         """Return the next transaction if it is whole, and not after `until`."""
@@ -251,7 +264,7 @@ class Transactions:
                 self._take_progress(document)
             else:
                 self._take_event(document, key, at)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise foreign(at) from error
 
     def _take_end(self, document: Mapping[str, Any], at: RecordPlace) -> None:
@@ -259,24 +272,27 @@ class Transactions:
         if document["status"] != "END" or "commit_lsn" not in document:
             self._assembly.passed(at.partition, at.offset)
             return
-        lsn, begun = document["commit_lsn"], self._ends_at in self._begun.offsets
+        lsn, begun = whole_number(document["commit_lsn"]), self._ends_at in self._begun.offsets
         if not begun and not self._assembly.any_end and lsn <= self._begun.commit_lsn:
             self._assembly.passed(at.partition, at.offset)
             return
         counts = {
-            one["data_collection"]: one["event_count"]
+            one["data_collection"]: whole_number(one["event_count"])
             for one in document["data_collections"]
             if self._chosen(one["data_collection"])
         }
-        self._assembly.take_end(End(document["id"], lsn, document["ts_ms"], counts, at.offset))
+        self._assembly.take_end(
+            End(document["id"], lsn, whole_number(document["ts_ms"]), counts, at.offset)
+        )
 
     def _take_dead(self, document: Mapping[str, Any], at: RecordPlace) -> None:
-        refused = Refused(document["table"], document["seq"])
+        refused = Refused(document["table"], whole_number(document["seq"]))
         # A logical message, which belongs to no table, may be outside of any transaction.
         if document["value"] is None or not refused.table or not self._chosen(refused.table):
             self._assembly.passed(at.partition, at.offset)
         else:
-            self._assembly.take(at.partition, at.offset, document["commit_lsn"], refused)
+            commit_lsn = whole_number(document["commit_lsn"])
+            self._assembly.take(at.partition, at.offset, commit_lsn, refused)
 
     def _take_event(
         self, document: Mapping[str, Any], key: bytes | str | None, at: RecordPlace
@@ -307,7 +323,11 @@ class Transactions:
 
     def _take_progress(self, document: Mapping[str, Any]) -> None:
         """Note the end of the transaction topic once Kafka has all that commits up to `until`."""
-        if self._until is not None and document["end_lsn"] > self._until and self._written is None:
+        if (
+            self._until is not None
+            and whole_number(document["end_lsn"]) > self._until
+            and self._written is None
+        ):
             bounds = self._partitions.bounds(self._ends_at)
             self._written = None if bounds is None else bounds[1]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded, SettingsError
@@ -197,6 +197,25 @@ def test_a_transaction_larger_than_what_is_held_is_not_held_back() -> None:
     assert found is not None and len(found.events) == 100
 
 
+@given(log=logs(), order=st.lists(st.integers(0, 4), max_size=40), data=st.data())
+def test_an_event_that_no_end_counts_is_refused_whenever_it_is_read(
+    log: tuple[list[End], dict[Partition, list[Event]]], order: list[int], data: st.DataObject
+) -> None:
+    """Nothing is given that has it, or that lacks an event in whose place it stands."""
+    ends, partitions = log
+    assume(ends)
+    lsn = data.draw(st.sampled_from([end.commit_lsn for end in ends]))
+    where = data.draw(st.sampled_from(sorted(partitions)))
+    queue = partitions[where]
+    first = sum(event.commit_lsn < lsn for event in queue)
+    last = sum(event.commit_lsn <= lsn for event in queue)
+    queue.insert(data.draw(st.integers(first, last)), Event(lsn, where[0], where[1], 99, False))
+    with pytest.raises(OperatorNeeded, match="more events of") as raised:
+        read(Assembly(Position(), ENDS), log, Position(), [*order, *[*range(5)] * 80])
+    assert raised.value.lsn == lsn
+    assert f"{where[0]}[" in str(raised.value.subject)
+
+
 def test_a_position_that_goes_back_is_refused() -> None:
     assembly = Assembly(Position(100), ENDS)
     with pytest.raises(OperatorNeeded, match="earlier position"):
@@ -212,6 +231,12 @@ def test_a_position_is_stored_as_text() -> None:
     assert Position.after("0/7") == Position.after(7) == Position(7)
     with pytest.raises(SettingsError, match="not an LSN"):
         Position.after("7")
+    for wrong in (-1, 2**64):
+        with pytest.raises(SettingsError, match="not an LSN"):
+            Position.after(wrong)
+    for text in ("-2", str(2**64), "1.5", "null", '"7"'):
+        with pytest.raises(SettingsError, match=r"Position\.text"):
+            Position.parse(f'{{"commit_lsn":{text},"offsets":{{}}}}')
     assert Position.parse(None) == Position()
     with pytest.raises(SettingsError, match=r"Position\.text"):
         Position.parse("{}")

@@ -1,5 +1,6 @@
 """The reader against a real broker: large transactions, lost ENDs, patience, an upper bound."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -9,12 +10,12 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from schemas.errors import BadInput, OperatorNeeded, Retryable
+from schemas.errors import BadInput, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord, progress_topic, table_topic, transaction_topic
 from slotbridge.consumer import Position, Transaction, Transactions
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually, patient
-from tests.spark_consumers.publisher import Publisher, SourceTable
+from tests.spark_consumers.publisher import Publisher, SourceTable, envelope
 
 LARGE = 50_000
 PATIENCE_S = round(patient(1.4))
@@ -257,8 +258,6 @@ def test_values_of_a_schema_registry_are_refused_by_name(
             transaction.insert(A, {"id": number}, partition=0)
         topic = table_topic(publisher.prefix, "public", "a")
         if value is None:
-            from tests.spark_consumers.publisher import envelope
-
             event = envelope(*(publisher.prefix, A, "c", None, {"id": 1}, publisher.commit_lsn, 1))
             value = event.model_dump_json(by_alias=True).encode()
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
@@ -274,6 +273,50 @@ def test_values_of_a_schema_registry_are_refused_by_name(
         assert f"kafka.{part}_format: json" in raised.value.hint
         forget(kafka, topic)
         forget(kafka, transaction_topic(publisher.prefix))
+
+
+def test_what_ends_a_read_ends_the_reader(
+    kafka: Broker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that came with it may be lost to it: another one reads them."""
+    for number in (1, 2):
+        with publisher.transaction() as transaction:
+            transaction.insert(A, {"id": number}, partition=1)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Transactions(kafka.bootstrap_servers, publisher.prefix) as transactions:
+        with monkeypatch.context() as patched:
+            patched.setattr(transactions._assembly, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                transactions.read(60)
+        for ask in (lambda: transactions.read(60), lambda: transactions.position):
+            with pytest.raises(OperatorNeeded, match="ended by KeyboardInterrupt"):
+                ask()
+    topic = table_topic(publisher.prefix, "public", "a")
+    event = envelope(*(publisher.prefix, A, "c", None, {"id": 7}, publisher.commit_lsn, 9))
+    document = json.loads(event.model_dump_json(by_alias=True))
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    values = {b"[" * 200_000: "not one of the bridge", b"[]": "not one of the bridge"}
+    for name, value in (
+        *(("seq", value) for value in ("x", None, 1.5, -1, True)),
+        *(("commit_lsn", value) for value in (-1, 2**64, 2**200, 1.5, None)),
+    ):
+        wrong = {**document, "source": {**document["source"], name: value}}
+        values[json.dumps(wrong).encode()] = "not one of the bridge"
+    values[json.dumps(document).encode()] = "more events of public.a"
+    for text, message in values.items():
+        producer.produce(topic, text, b"{}", 0)
+        assert producer.flush(30) == 0
+        with Transactions(kafka.bootstrap_servers, publisher.prefix) as transactions:
+            with pytest.raises(SlotbridgeError, match=message) as raised:
+                while transactions.read(60) is not None:
+                    pass
+            assert f"{topic}[0]@" in str(raised.value.subject)
+            with pytest.raises(SlotbridgeError, match=message):
+                transactions.read(60)
+        forget(kafka, topic)
 
 
 def test_transactions_that_never_happened_are_refused(kafka: Broker, publisher: Publisher) -> None:
