@@ -1,6 +1,9 @@
 """`rejoin` moves no data before it is proven that it can succeed, on real servers."""
 
+import os
+import pwd
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,3 +246,75 @@ def test_the_script_that_is_shipped_rejoins_a_node_of_another_machine(
     assert copied.code == 0, copied.out + copied.err
     assert old.a.data.stat().st_ino != inode
     assert any(".before-" in name for name in old.beside)
+
+
+def test_links_of_the_servers_user_lead_root_to_no_other_file(
+    old: Old, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither slotfailover nor the script reads, empties or gives away what root alone may use."""
+    user = old.machines["a"]["os_user"]
+    if os.geteuid() != 0 or not user:
+        pytest.skip("root alone can work on the files of another user")
+    old.fail_over()
+    others = old.folder / "of-root"
+    others.mkdir(mode=0o700)
+    secret = others / "secret"
+    secret.write_text("of root\n")
+    secret.chmod(0o600)
+    data = old.a.data
+    kept = data.with_name(f"{data.name}.rejoining")
+    control = f"runuser -u {user} -- {old.a.programs}/pg_ctl -D {data} -w"
+    options = " ".join(old.machines["a"]["server_options"])
+    settings = {
+        "DATA": str(data),
+        "BIN": str(old.a.programs),
+        "OS_USER": user,
+        "STOP": f"{control} stop -m fast",
+        "SOURCE": "user=postgres dbname=postgres",
+        "START": f"cd / && {control} -o '{options}' -l {data}/log start >/dev/null",
+        "REPLICATION": "user=postgres dbname=postgres",
+    }
+    conf = old.folder / "rejoin.conf"
+    conf.write_text("".join(f"{key}={shlex.quote(value)}\n" for key, value in settings.items()))
+    monkeypatch.setenv("REJOIN_CONF", str(conf))
+    words = f"{REJOIN} {{primary_host}} {{primary_port}} {{slot}} {{copy}}"
+    shutil.chown(data.parent, user)
+    script = {"machines": {"a": {"rejoin": words, "environment": ["REJOIN_CONF"]}}}
+    for link, target, changes in (
+        (kept, others, {}),
+        (kept / "lock", secret, {}),
+        (data / "pg_ident.conf", secret, {}),
+        (data.with_name(f"{data.name}.rejoin-lock"), secret, script),
+        (data / "pg_ident.conf", secret, script),
+        (data / "postgresql.auto.conf.new", secret, script),  # once it is rewound
+    ):
+        if link.name.endswith(".new"):
+            kept.mkdir()
+            (kept / "done").touch()
+        before = link.read_bytes() if link.exists() else None
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        for planted in {link.parent, link} - {data, data.parent}:
+            shutil.chown(planted, user) if planted != link else os.lchown(link, *ids(user))
+        ran = old.rejoin("--yes", **changes)
+        assert ran.code != 0, (link, ran.out)
+        assert "traceback" not in ran.err.lower(), ran.err
+        assert [path.name for path in others.iterdir()] == ["secret"], link
+        assert (secret.read_text(), secret.stat().st_uid) == ("of root\n", 0), link
+        if not kept.is_symlink():
+            copies = [path for path in kept.glob("*") if path.is_file() and path != link]
+            assert not any("of root" in path.read_text() for path in copies), link
+        link.unlink(missing_ok=True)
+        if before is not None:
+            link.write_bytes(before)
+            os.chown(link, *ids(user))
+        shutil.rmtree(kept, ignore_errors=True)
+    ran = old.rejoin("--yes", **script)
+    assert ran.code == 0, ran.out + ran.err
+
+
+def ids(user: str) -> tuple[int, int]:
+    """The numbers of an account."""
+    entry = pwd.getpwnam(user)
+    return entry.pw_uid, entry.pw_gid

@@ -208,9 +208,9 @@ class Clone:
 
     def _write(self, name: str, text: str) -> None:
         path = self._data / name
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o600)
-        host_programs.own(path, self._programs.os_user)
+        with host_programs.acting_as(self._programs.os_user):
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o600)
 
     def _last_words(self) -> str:
         log = self.folder / "log"

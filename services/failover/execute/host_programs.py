@@ -137,11 +137,33 @@ def account(os_user: str) -> pwd.struct_passwd | None:
         ) from None
 
 
+@contextlib.contextmanager
+def acting_as(os_user: str) -> Iterator[None]:
+    """Work on files with no more rights than `os_user` has, whose links may lead anywhere.
+
+    The whole process has that user's rights in the block: start no program there.
+    """
+    entry = account(os_user)
+    if entry is None:
+        yield
+        return
+    uid, gid, groups = os.geteuid(), os.getegid(), os.getgroups()
+    try:
+        os.setgroups([])
+        os.setegid(entry.pw_gid)
+        os.seteuid(entry.pw_uid)
+        yield
+    finally:
+        os.seteuid(uid)
+        os.setegid(gid)
+        os.setgroups(groups)
+
+
 def own(path: Path, os_user: str) -> None:
-    """Make the user that the programs run as the owner of a file."""
+    """Make the user that the programs run as the owner of a file or folder that we have made."""
     entry = account(os_user)
     if entry is not None:
-        os.chown(path, entry.pw_uid, entry.pw_gid)
+        os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
 
 
 def _own_environment(passed: Iterable[str], entry: pwd.struct_passwd | None) -> dict[str, str]:

@@ -12,11 +12,14 @@ pg_rewind changes data (a folder that is broken off then can only be copied anew
 `copied` once that is done, with the source's cluster and timeline in it: what was made for another
 source counts for nothing. `lock` there is held by us and by the programs that we start: a program
 that outlives us keeps a second rejoin away. The folder that a copy replaces is kept beside it
-(`<data_folder>.before-<time>`).
+(`<data_folder>.before-<time>`). Root works on files as the machine's `os_user`: links that this
+user has put there lead nowhere that it may not go by itself. Only the folders beside its own are
+made and moved by root, where that user may not write to their parent.
 """
 
 import contextlib
 import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -91,18 +94,21 @@ class _Rebuild:
         self._kept = self._data.with_name(self._data.name + ".rejoining")
         self._copying = self._data.with_name(self._data.name + ".copying")
         self._lock = 0
+        with host_programs.acting_as(machine.os_user):
+            self._may_write = os.access(self._data.parent, os.W_OK, effective_ids=True)
 
     def run(self, upstream: Conninfo) -> None:
-        self._kept.mkdir(exist_ok=True)
         with self._locked():
             if self._is_done("copied") and not self._data.exists():
-                self._copying.rename(self._data)
+                with self._files(beside=True):
+                    self._copying.rename(self._data)
             self._stop()
             self._keep_configuration()
             with host_programs.service_file(self._source.conninfo, self._machine.os_user) as found:
                 self._rebuild(found, upstream)
             self._run(self._machine.command("start"))
-        shutil.rmtree(self._kept)
+        with self._files(beside=True):
+            shutil.rmtree(self._kept)
 
     def _rebuild(self, environment: dict[str, str], upstream: Conninfo) -> None:
         if self._is_done("rewound") or self._is_done("copied"):
@@ -135,11 +141,13 @@ class _Rebuild:
     def _is_done(self, what: str) -> bool:
         """Tell whether an earlier attempt did this part, with the same source."""
         marker = self._kept / what
-        made_from = marker.read_text(encoding="utf-8") if marker.exists() else ""
+        with self._files():
+            made_from = marker.read_text(encoding="utf-8") if marker.exists() else ""
         return bool(made_from) and made_from == self._source.identity
 
     def _note_done(self, what: str) -> None:
-        (self._kept / what).write_text(self._source.identity, encoding="utf-8")
+        with self._files():
+            (self._kept / what).write_text(self._source.identity, encoding="utf-8")
 
     def _rewind(self, environment: dict[str, str]) -> str:
         """Rewind the folder; return why that can't be done, "" where it was done."""
@@ -161,10 +169,12 @@ class _Rebuild:
         reason = self._attempt((*program, "-n"), environment)
         if reason:
             return reason
-        (self._kept / "changing").touch()
+        with self._files():
+            (self._kept / "changing").touch()
         reason = self._attempt(program, environment)
         if not reason:
-            (self._kept / "changing").unlink()
+            with self._files():
+                (self._kept / "changing").unlink()
         return reason
 
     def _single(self) -> tuple[str, ...]:
@@ -186,32 +196,41 @@ class _Rebuild:
             )
 
     def _keep_configuration(self) -> None:
-        for name in _CONFIGURATION:
-            if (self._data / name).exists() and not (self._kept / name).exists():
-                shutil.copy2(self._data / name, self._kept / name)
+        with self._files():
+            for name in _CONFIGURATION:
+                if (self._data / name).exists() and not (self._kept / name).exists():
+                    shutil.copy2(self._data / name, self._kept / name)
 
     def _copy(self, environment: dict[str, str], upstream: Conninfo) -> None:
         """Take a base backup beside the folder; swap them once it is complete."""
-        if self._copying.exists():
-            shutil.rmtree(self._copying)
-        self._copying.mkdir(mode=0o700)
-        host_programs.own(self._copying, self._machine.os_user)
+        with self._files(beside=True):
+            if self._copying.exists():
+                shutil.rmtree(self._copying)
+            self._copying.mkdir(mode=0o700)
+            host_programs.own(self._copying, self._machine.os_user)
         program = self._machine.program("pg_basebackup")
         where = ("-d", f"service={host_programs.SERVICE}", "-D", str(self._copying))
         self._run((program, *where, "--checkpoint=fast", "--wal-method=stream"), environment)
         self._configure(self._copying, upstream)
         self._note_done("copied")
-        if self._data.exists():
-            before = self._data.with_name(f"{self._data.name}.before-{time.time_ns()}")
-            self._data.rename(before)
+        before = self._data.with_name(f"{self._data.name}.before-{time.time_ns()}")
+        kept = self._data.exists()
+        with self._files(beside=True):
+            if kept:
+                self._data.rename(before)
+            self._copying.rename(self._data)
+        if kept:
             self._tell(f"the folder from before is {before}: delete it once it is not needed")
-        self._copying.rename(self._data)
 
     def _configure(self, folder: Path, upstream: Conninfo) -> None:
         """Restore the node's own configuration, without the settings of a primary."""
+        with self._files():
+            self._write_configuration(folder, upstream)
+
+    def _write_configuration(self, folder: Path, upstream: Conninfo) -> None:
         for name in _CONFIGURATION:
             if (self._kept / name).exists():
-                self._write(folder / name, (self._kept / name).read_text(encoding="utf-8"))
+                _write(folder / name, (self._kept / name).read_text(encoding="utf-8"))
         auto = folder / "postgresql.auto.conf"
         values = {
             **dict.fromkeys(OF_PRIMARIES, None),
@@ -225,13 +244,23 @@ class _Rebuild:
             if line.partition("=")[0].strip() not in values
         ]
         lines += [f"{k} = {_quoted(v)}" for k, v in values.items() if v]
-        self._write(auto, "\n".join(lines) + "\n")
-        self._write(folder / "standby.signal", "")
+        _write(auto, "\n".join(lines) + "\n")
+        _write(folder / "standby.signal", "")
 
-    def _write(self, path: Path, text: str) -> None:
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o600)
-        host_programs.own(path, self._machine.os_user)
+    @contextlib.contextmanager
+    def _files(self, *, beside: bool = False) -> Iterator[None]:
+        """Work on files as the machine's user. Raise SetupError where that user may not."""
+        user = "" if beside and not self._may_write else self._machine.os_user
+        try:
+            with host_programs.acting_as(user):
+                yield
+        except OSError as error:
+            raise SetupError(
+                f"{user or 'our user'} can't use {error.filename}: {error.strerror}",
+                operation=self._step.text,
+                subject=self._step.server,
+                hint=f"let that user own all files of {self._data}, and remove foreign ones",
+            ) from error
 
     def _attempt(self, command: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
         """Run a command; return what it says where it fails, "" where it does not."""
@@ -257,7 +286,13 @@ class _Rebuild:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self._kept / "lock").open("w") as file:
+        with self._files(beside=True):
+            if not self._kept.exists():
+                self._kept.mkdir()
+                host_programs.own(self._kept, self._machine.os_user)
+        with self._files():
+            file = (self._kept / "lock").open("w")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -270,6 +305,11 @@ class _Rebuild:
                 ) from None
             self._lock = file.fileno()
             yield
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
 
 
 def _quoted(value: str) -> str:

@@ -217,7 +217,8 @@ def _replication(step: Step, cluster: Cluster, folder: DataFolder, primary: _Pri
     if primary.upstream:  # how the other node streamed, whose name this one may not have
         given = parse_conninfo(primary.upstream, subject="primary_conninfo")
         return Conninfo(tuple(pair for pair in given.pairs if pair[0] != "application_name"))
-    own = _own_upstream(folder)
+    with host_programs.acting_as(cluster.machines[step.server].os_user):
+        own = _own_upstream(folder)
     if own:
         return parse_conninfo(own, subject="primary_conninfo")
     if cluster.replication is not None:
