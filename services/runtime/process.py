@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 Stop = threading.Event
 
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_CONTROLS |= dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters are shown: names of others may steer a terminal."""
+    return text.translate(_CONTROLS)
+
 
 def configure_logging(*, json_lines: bool, verbose: bool = False) -> None:
     """Send structured logs to stderr: JSON lines for machines, aligned text for people."""
@@ -79,7 +87,7 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
                 "exit_code": int(error.exit_code),
             }
             sys.stdout.write(json.dumps(report) + "\n")
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(visible(f"error: {error}\n"))
         raise SystemExit(int(error.exit_code)) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -178,4 +186,5 @@ __all__ = [
     "exit_codes",
     "metrics_route",
     "stop_on_signals",
+    "visible",
 ]

@@ -4,7 +4,13 @@ import os
 import subprocess
 import sys
 
+import pytest
+from rich.text import Text
+
+from schemas.errors import SetupError
+from services.failover.cli import output
 from services.failover.execute.perform_step import Waits
+from services.runtime.process import exit_codes
 
 PRINTS = """
 from services.failover.cli import output
@@ -34,3 +40,15 @@ def test_a_reader_that_goes_away_changes_neither_the_exit_code_nor_stderr() -> N
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
         os.close(writing)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of a subscription, which its owner chooses."""
+    name = "s\x1b]0;title\x07\x1b[2J\x9b1m\n"
+    with pytest.raises(SystemExit), exit_codes():
+        raise SetupError(name, operation="check", hint="none")
+    output.on_stdout().print(Text.assemble(("TO DO ", "red"), name), f"plan {name}")
+    said = capsys.readouterr()
+    for text in (said.out, said.err):
+        assert "s␛]0;title␇␛[2J\ufffd1m" in text
+        assert not {"\x07", "\x1b", "\x9b"} & set(text)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -22,10 +22,21 @@ from services.failover.execute.journal import BEGIN, END, REMEMBERED, Entry
 from services.failover.execute.pair_status import Status
 from services.failover.execute.run import Performed, Result
 from services.failover.plan.request import Plan
+from services.runtime.process import visible
 
 
 class _Console(Console):
-    """A console that ignores a closed pipe or terminal, so that a run is not left half-done."""
+    """A console that ignores a closed pipe or terminal, so that a run is not left half-done.
+
+    Control characters in names, such as a subscription's, are shown and not obeyed.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        for found in objects:
+            if isinstance(found, Text):
+                found.plain = visible(found.plain)
+        shown = (visible(found) if isinstance(found, str) else found for found in objects)
+        super().print(*shown, **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
