@@ -72,7 +72,7 @@ def read_document(path: Path) -> dict[str, Any]:
             operation="read settings",
             hint="pass an existing file with --config",
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         place = getattr(error, "problem_mark", None)
         line = f" in line {place.line + 1}" if place is not None else ""
         raise SettingsError(

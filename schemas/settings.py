@@ -14,9 +14,10 @@
 `SLOTBRIDGE_SOURCE__SLOT=x` overrides `source.slot`. All services can share one file.
 """
 
+import json
 import tempfile
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -301,6 +302,18 @@ class Settings(BaseSettings):
     failover: FailoverSettings | None = None
     tables: TablesSettings | None = None
     tracing: TracingSettings = TracingSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts(cls, sections: Any) -> Any:
+        """Refuse texts that neither PostgreSQL nor a file's name can have."""
+        for name, section in sections.items():
+            text = json.dumps(section, ensure_ascii=False, default=str, skipkeys=True)
+            if "\\u0000" in text or any("\ud800" <= character <= "\udfff" for character in text):
+                raise ValueError(
+                    f"`{name}` has a text with a NUL, or with half a character (UTF-8)"
+                )
+        return sections
 
     @model_validator(mode="after")
     def _registered(self) -> "Settings":

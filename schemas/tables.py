@@ -134,7 +134,7 @@ def _is_warehouse(given: str | Path) -> str:
         return str(Path("/" + rest.lstrip("/")).resolve())
     if scheme not in FILE_IO or not rest.strip("/"):
         raise ValueError(
-            f"{text!r} is not a warehouse; write a folder, or a URI such as s3://bucket/folder "
+            "it is not a warehouse; write a folder, or a URI such as s3://bucket/folder "
             f"({', '.join(f'{known}://' for known in ('file', *FILE_IO))})"
         )
     return text.rstrip("/")

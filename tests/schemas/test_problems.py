@@ -41,6 +41,9 @@ SOURCE = "source: {conninfo: host=a"
         ("failover: {nodes: {a: x}, machines: {a: {stopp: x}}}", "did you mean `stop`?"),
         ("tables: {warehouse: /w, driver_memory: much}", "with m or g behind it"),
         ("wharehouse: 1", "unknown key `wharehouse`"),
+        ('source: {conninfo: "host=a\\ud800"}', "`source` has a text with a NUL, or with half"),
+        ('bridge: {token_file: "/a\\0"}', "`bridge` has a text with a NUL, or with half"),
+        (f"source: {'[' * 5000}", "is not YAML"),
     ],
 )
 def test_a_wrong_file_is_told_in_plain_words(text: str, expected: str, tmp_path: Path) -> None:
@@ -56,10 +59,14 @@ def test_a_wrong_file_is_told_in_plain_words(text: str, expected: str, tmp_path:
 
 def test_a_value_is_never_repeated(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("source: {conninfo: [s3cret]}\nbridge: {token: [s3cret]}", encoding="utf-8")
-    with pytest.raises(SettingsError) as refused:
-        load_settings(path)
-    assert "s3cret" not in str(refused.value)
+    for text in (
+        "source: {conninfo: [s3cret]}\nbridge: {token: [s3cret]}",
+        "tables: {warehouse: 'https://u:s3cret@host/w'}",
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(SettingsError) as refused:
+            load_settings(path)
+        assert "s3cret" not in str(refused.value)
 
 
 def test_every_pattern_of_the_settings_has_words() -> None:
