@@ -112,6 +112,7 @@ class Session:
         """
         connection, standby_status = self._parts.connection, self._parts.standby_status
         heartbeat, group_commit = self._parts.heartbeat, self._parts.group_commit
+        standby_status.end_with(stop.is_set)
         while not (stop.is_set() or self.over):
             now = self._turned = time.monotonic()
             due = min(standby_status.due, heartbeat.due, group_commit.next_due())

@@ -32,6 +32,7 @@ from services.bridge.sink.offsets import (
     some_answers,
 )
 from services.bridge.sink.partition_ends import Lost, lost_tails
+from services.bridge.source.standby_status import StoppedLate
 from services.kafka.records import REQUEST_TIMEOUT_S
 
 logger = structlog.get_logger(__name__)
@@ -159,7 +160,7 @@ class MarkerCheck:
                 asked = self._ask_all(self._before.partitions, self._await, committed=True)
                 self._before.stable = asked
             self.require_told()
-        except TransactionHangs:
+        except (StoppedLate, TransactionHangs):
             raise
         except Retryable as error:
             raise TransactionHangs(

@@ -6,6 +6,7 @@ Source: src/backend/replication/walsender.c (ProcessStandbyReplyMessage, WalSndC
 """
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from schemas.errors import Retryable
@@ -14,6 +15,12 @@ from services.bridge.progress.ledger import Ledger
 from services.bridge.source.replication_connection import ReplicationConnection
 
 INTERVAL_MAX_S: Final = 1.0
+STOP_S: Final = 20.0
+"""How long a session waits for anything once it was asked to end; unit and chart allow 60."""
+
+
+class StoppedLate(Retryable):
+    """What a session waits for, such as Kafka, does not come before it has to end."""
 
 
 class StandbyStatus:
@@ -39,7 +46,13 @@ class StandbyStatus:
         self.commits_wait = True
         """Whether commits may wait for the bridge, as they may until it is known."""
         self._told = 0
+        self._asked_to_end: Callable[[], bool] = lambda: False
+        self._end_by = float("inf")
         self.beat = self._heard = time.monotonic()
+
+    def end_with(self, asked: Callable[[], bool]) -> None:
+        """Let `while_waiting` raise StoppedLate once `asked` has been true for STOP_S."""
+        self._asked_to_end = asked
 
     def heard(self, now: float) -> None:
         """Note that the server has spoken, or that nobody listened, at `now` (time.monotonic)."""
@@ -72,8 +85,20 @@ class StandbyStatus:
         metrics.RECEIVED_LSN.set(self._ledger.received)
 
     def while_waiting(self) -> None:
-        """Send a status if one is due; call this often while you wait for anything else."""
+        """Send a status if one is due; call this often while you wait for anything else.
+
+        Raise StoppedLate where the wait would keep the session from its end.
+        """
         now = time.monotonic()
+        if self._asked_to_end():
+            self._end_by = min(self._end_by, now + STOP_S)
+            if now > self._end_by:
+                raise StoppedLate(
+                    f"what is awaited has not come within {STOP_S:.0f} s of the request to stop",
+                    operation="stop",
+                    subject=self._subject,
+                    hint="nothing to do: the next start goes on from what Kafka has",
+                )
         self.heard(now)
         if now >= self.due:
             self.send(follow=False)

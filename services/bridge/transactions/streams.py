@@ -95,7 +95,7 @@ class Streams:
             raise misplaced(f"message {payload[:1]!r} outside of a streamed block", lsn)
         if payload[:1] == b"O":
             return
-        if payload[0] not in _KINDS_WITH_XID or len(payload) < 1 + _XID.size:
+        if len(payload) < 1 + _XID.size or payload[0] not in _KINDS_WITH_XID:
             raise misplaced(f"message {payload[:1]!r} in a streamed block", lsn)
         if payload[:1] == b"M" and payload[_TRANSACTIONAL_AT : _TRANSACTIONAL_AT + 1] == b"\1":
             self._with_messages.add(self._block)

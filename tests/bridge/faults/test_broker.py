@@ -1,6 +1,8 @@
 """The Kafka broker and the network before it: gone, slow, cut off, without disk."""
 
+import os
 import resource
+import signal
 from collections.abc import Callable
 
 import psutil
@@ -17,6 +19,8 @@ TIMEOUT_MS = 3000
 LIMIT_BYTES = 64 * 1024
 DELAY_S = 0.05
 FAR_S = 0.15
+GRACE_S = 60
+"""What unit and chart give a stop."""
 
 
 def behind(
@@ -121,4 +125,22 @@ def test_kafka_is_far_away_when_the_bridge_starts(
     to_kafka.heal()
     bridge.start()
     await_session(bridge, 2)
+    assert_intact(bridge, load, conninfo)
+
+
+def test_a_stop_does_not_wait_for_a_broker_that_stands_still(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """A supervisor kills after a minute. The next start goes on from what Kafka has."""
+    bridge = new_bridge(conninfo, broker=own_kafka, transaction_timeout_ms=300_000)
+    bridge.start().streaming()
+    load.more()
+    own_kafka.pause()
+    try:
+        load.more(20)
+        os.kill(bridge.pid, signal.SIGTERM)
+        assert bridge.exit_code(GRACE_S) == 0, bridge.output
+    finally:
+        own_kafka.resume()
+    bridge.start()
     assert_intact(bridge, load, conninfo)
