@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,18 +146,6 @@ def test_the_configuration_is_what_the_services_read(
         ({"bridge": {"replica": 2}}, "replica"),
         ({"bridge": {"spool": {"size": "much"}}}, "size"),
         ({"existingSecret": "Not A Name"}, "existingSecret"),
-        (
-            {"config": {"source": {"conninfo": "host=a password=x"}}},
-            "config.source.conninfo has a password in it",
-        ),
-        (
-            {"config": {"source": {"conninfo": "postgresql://u:pw@a/db"}}},
-            "config.source.conninfo has a password in it",
-        ),
-        (
-            {"config": {"kafka": {"options": {"sasl.password": "x"}}}},
-            "config.kafka.options has sasl.password",
-        ),
         ({"config": {"source": {"conninfo": ""}}}, "config.source.conninfo is missing"),
         ({"config": {"kafka": {"topic_prefix": None}}}, "/config/kafka/topic_prefix"),
         ({"failover": {"enabled": True}}, "config.failover.nodes is missing"),
@@ -169,6 +159,82 @@ def test_wrong_values_are_refused_by_name(
     helm: Helm, values: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     assert told in helm.refuse_values(values, tmp_path)
+
+
+CONNINFO = "host=a user=u password=zq9"
+SECRETS: dict[str, Any] = {
+    "config.source.conninfo": CONNINFO,
+    "config.snapshot.conninfo": "postgresql://u:zq9@a/db",
+    "config.failover.nodes.a": CONNINFO,
+    "config.failover.admins.a": "host=a user=u PASSWORD = 'zq9'",
+    "config.failover.subscribers.s": CONNINFO,
+    "config.failover.replication": "user=r password=zq9",
+    "config.failover.machines.a.stop": "env PGPASSWORD=zq9 pg_ctl stop",
+    "config.kafka.options.sasl\\.password": "zq9",
+    "config.kafka.options.sasl\\.jaas\\.config": 'x required password="zq9";',
+    "config.tables.catalog_options.s3\\.secret-access-key": "zq9",
+    "config.tables.catalog_options.credential": "zq9",
+    "config.tables.catalog_options.uri": "https://u:zq9@catalog/",
+    "config.tables.spark_options.spark\\.hadoop\\.fs\\.s3a\\.secret\\.key": "zq9",
+    "bridges.b.source.conninfo": CONNINFO,
+    "bridges.b.kafka.options.sasl\\.password": "zq9",
+}
+
+
+@pytest.mark.parametrize("path", SECRETS)
+def test_a_password_is_rendered_into_no_config_map(helm: Helm, path: str, tmp_path: Path) -> None:
+    values: dict[str, Any] = {}
+    *above, last = path.replace("\\.", "\0").split(".")
+    inner = values
+    for key in above:
+        inner = inner.setdefault(key, {})
+    inner[last.replace("\0", ".")] = SECRETS[path]
+    told = helm.refuse_values(values, tmp_path)
+    assert f"{path.replace(chr(92), '')} has a password in it" in told
+    assert "zq9" not in told
+
+
+def test_the_setups_password_is_in_no_command_line(helm: Helm, tmp_path: Path) -> None:
+    (job,) = kinds_of(helm.render(CHART / "ci/full-values.yaml"))["Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    for name, text in (
+        ("slotbridge", "echo SQL"),
+        ("psql", 'printf "%s\\n" "$@" "$PGSERVICE"; cat "$PGSERVICEFILE"'),
+        ("python3", f'exec {sys.executable} "$@"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    conninfo = "postgresql://su:zq%209@db/bank?sslmode=require"
+    done = subprocess.run(
+        ["sh", "-ec", script.replace("/tmp/", f"{tmp_path}/")],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SETUP_CONNINFO": conninfo},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    arguments, _, service = done.stdout.partition("setup\n[setup]\n")
+    assert "zq" not in arguments and arguments.startswith("-X\n-v\nbridge="), arguments
+    assert "password=zq 9\n" in service and "host=db\n" in service
+    assert (tmp_path / "service.conf").stat().st_mode & 0o077 == 0
+
+
+def test_what_only_names_a_secret_is_taken(helm: Helm, tmp_path: Path) -> None:
+    values = {
+        "config": {
+            "source": {"conninfo": "host=a passfile=/etc/pgpass"},
+            "shaping": {"masks": {"public.users": {"password": {"text": "x"}}}},
+            "tables": {
+                "spark_options": {
+                    "spark.kubernetes.driver.secrets.aws": "/etc/secrets",
+                    "spark.hadoop.fs.s3a.secret.key": "${env:KEY}",
+                }
+            },
+        }
+    }
+    named = tmp_path / "named.yaml"
+    named.write_text(yaml.safe_dump(values), encoding="utf-8")
+    helm.render(CHART / "ci/minimal-values.yaml", "--values", str(named))
 
 
 def test_the_first_missing_value_of_an_empty_file_is_named(helm: Helm, tmp_path: Path) -> None:

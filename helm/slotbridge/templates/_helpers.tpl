@@ -83,26 +83,32 @@ automountServiceAccountToken: false
 {{- printf "%s-%s:%s" $image.repository (index . 1) (default $root.Chart.AppVersion $image.tag) -}}
 {{- end -}}
 
+{{/* What is rendered into a ConfigMap holds no password: (list PATH VALUE). `${env:…}` of Spark is none. */}}
+{{- define "slotbridge.refuseSecrets" -}}
+{{- $path := index . 0 -}}
+{{- $value := index . 1 -}}
+{{- if kindIs "map" $value -}}
+{{- range $key, $inner := $value -}}
+{{- include "slotbridge.refuseSecrets" (list (printf "%s.%s" $path $key) $inner) -}}
+{{- end -}}
+{{- else if kindIs "slice" $value -}}
+{{- range $value -}}
+{{- include "slotbridge.refuseSecrets" (list $path .) -}}
+{{- end -}}
+{{- else if and (kindIs "string" $value) (ne $value "") -}}
+{{- $named := regexMatch "(?i)(password|passphrase|secret|credentials?|token|salt|authorization|(secret|account|access)[._-]?key|ssl[.](keystore[.])?key([.]pem)?|sas-token[.][^.]+)$" $path -}}
+{{- $within := regexMatch "(?i)(passw(or)?d['\"]? *[=:]|://[^/@]*:[^/@]*@|PRIVATE KEY)" $value -}}
+{{- if or $within (and $named (not (hasPrefix "${" $value))) -}}
+{{- fail (printf "%s has a password in it, and a ConfigMap is no place for one: put the setting into existingSecret, as SLOTBRIDGE_…" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What a values file must not have, told in one sentence. */}}
 {{- define "slotbridge.validate" -}}
 {{- $config := .Values.config -}}
-{{- $conninfos := dict "config.source.conninfo" (dig "conninfo" "" $config.source) -}}
-{{- range $name, $conninfo := dig "nodes" dict $config.failover -}}
-{{- $_ := set $conninfos (printf "config.failover.nodes.%s" $name) $conninfo -}}
-{{- end -}}
-{{- range $name, $conninfo := dig "subscribers" dict $config.failover -}}
-{{- $_ := set $conninfos (printf "config.failover.subscribers.%s" $name) $conninfo -}}
-{{- end -}}
-{{- range $key, $conninfo := $conninfos -}}
-{{- if regexMatch "(password *=)|(://[^/@]*:[^/@]*@)" $conninfo -}}
-{{- fail (printf "%s has a password in it: put the whole conninfo, or PGPASSWORD, into existingSecret" $key) -}}
-{{- end -}}
-{{- end -}}
-{{- range $option, $value := dig "options" dict $config.kafka -}}
-{{- if regexMatch "password|secret|ssl.key.pem" $option -}}
-{{- fail (printf "config.kafka.options has %s: put it into existingSecret as SLOTBRIDGE_KAFKA__OPTIONS" $option) -}}
-{{- end -}}
-{{- end -}}
+{{- include "slotbridge.refuseSecrets" (list "config" (omit $config "shaping")) -}}
+{{- include "slotbridge.refuseSecrets" (list "bridges" .Values.bridges) -}}
 {{- if not .Values.existingSecret -}}
 {{- if and .Values.bridge.enabled (not (dig "conninfo" "" $config.source)) -}}
 {{- fail "config.source.conninfo is missing: set it, or name in existingSecret a Secret with SLOTBRIDGE_SOURCE__CONNINFO" -}}
