@@ -158,8 +158,7 @@ class EpochRunner:
         """Take in records of the transaction topic, all from `self.offset` up to `offset`.
 
         Records that were taken before, and those of transactions that the tables have, change
-        nothing. Raise BadInput for a record that is not a transaction's, and OperatorNeeded where
-        the topic was made again.
+        nothing. Raise OperatorNeeded where the topic was made again.
         """
         ends = list(self.topic.ends(records, self._record.commit_lsn))
         # Ask for the id after the read: so the records are of the known topic, or of no topic.
@@ -203,7 +202,7 @@ class EpochRunner:
         incomplete_tables.mark(self._spark, cut.commit_lsn, lacking, opened, self._states)
         taken = self._read(cut, opened, without)
         try:
-            work = self._work(cut, opened, taken)
+            work = self._work(cut, opened, taken, without)
             given = work, taken.events, self._states, self._record, self.parking.judging
             quarantined = self._stage.write(epoch, cut, *given)
         finally:
@@ -326,18 +325,20 @@ class EpochRunner:
         self.parking.drop_refused(opened)
         return taken
 
-    def _work(self, cut: Cut, opened: dict[str, OpenTable], taken: Taken) -> list[Work]:
-        """Return what the epoch brings to each table.
-
-        Raise for events that don't belong to the epoch.
-        """
-        work = []
+    def _work(
+        self, cut: Cut, opened: dict[str, OpenTable], taken: Taken, without: dict[str, int]
+    ) -> list[Work]:
+        """Return what the epoch brings to each table. Raise for events that don't belong to it."""
+        ends, work = self._log.upto_cut(cut), []
+        counts = event_count.Counts(self.topic, self._record, ends, taken.events)
         for name, table in opened.items():
             summary = taken.summaries.get(self._topic(name), TopicSummary(self._topic(name)))
             with self.parking.judging(name):
                 if self._settings.on_bad_event == "stop":
                     summary.require_events()
                 summary.require_fits(table.layout.shape, keyed=table.layout.kind != "changelog")
+                if name not in self.parking.tables:
+                    counts.require(name, summary, cut.counts[name] - without.get(name, 0))
                 shapes = self._shapes.upto(name, cut.commit_lsn)
                 work.append(Work(table, summary, in_use(shapes, table.commit_lsn)))
         return work

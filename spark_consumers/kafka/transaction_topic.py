@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import structlog
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from schemas.errors import BadInput, ExitCode, OperatorNeeded, Retryable, SetupError
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.events import transaction_topic
 from schemas.settings import KafkaSettings
 from schemas.tracing import TRACEPARENT
@@ -162,24 +162,27 @@ class TransactionTopic:
     def ends(self, records: DataFrame, after_lsn: int) -> Iterator[EndEvent]:
         """Yield the ENDs after `after_lsn` among records of the topic, in order: one Spark job.
 
-        Raise BadInput for a record that is neither BEGIN nor END.
+        A record that is neither BEGIN nor END is not the bridge's: the log names it. Where it was
+        an END, its transaction's events are more than the ENDs count (epochs.event_count).
         """
         for row in sorted(ends(records, after_lsn).collect(), key=lambda row: row.offset):
-            yield self._end(row)
+            end = self._end(row)
+            if end is not None:
+                yield end
 
-    def _end(self, row: Row) -> EndEvent:
+    def _end(self, row: Row) -> EndEvent | None:
         if row.partition != 0:
             raise self._order_lost(row.partition + 1)
         collections = [tuple(found) for found in row.data_collections or ()]
         needed = (row.commit_lsn, row.ts_ms, *(value for c in collections for value in c))
-        if row.status != "END" or None in needed:
-            raise BadInput(
-                "the record is not the END of a transaction",
-                operation=OPERATION,
-                subject=f"{self.name}, partition 0, offset {row.offset}",
-                hint="only the bridge may write to its topics",
-                exit_code=ExitCode.RECORD_REFUSED,
+        if row.status != "END" or None in needed or any(count < 0 for _, count in collections):
+            log.warning(
+                "passed a record that is not the END of a transaction: only the bridge may write "
+                "to its topics",
+                topic=self.name,
+                offset=row.offset,
             )
+            return None
         counts = Counter({name: n for name, n in collections if self._followed(name)})
         return EndEvent(row.offset, row.commit_lsn, row.read_ms, row.ts_ms, counts, row.trace or "")
 

@@ -126,6 +126,10 @@ class Transactions:
             return None
         return self._with_the_rest(found)
 
+    def upto_cut(self, cut: Cut) -> list[EndEvent]:
+        """Return the ENDs up to a cut."""
+        return [end for end in self._ends if end.commit_lsn <= cut.commit_lsn]
+
     def rest(self) -> Cut | None:
         """Return all transactions that were read, if none of them brings the tables anything.
 

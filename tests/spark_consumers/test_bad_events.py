@@ -187,3 +187,23 @@ def test_the_quarantine_keeps_its_events_and_few_snapshots_and_files(
     assert pipeline.spark.table(name).count() == 7
     done = list(Operator(pipeline.spark, pipeline.settings).maintain())
     assert [one.table for one in done][-1] == "_quarantine"
+
+
+def test_a_table_with_more_events_than_are_counted_is_parked(new_pipeline: NewPipeline) -> None:
+    """Somebody else has written a well-formed event into its topic."""
+    pipeline = new_pipeline(on_refused_table="park")
+    pipeline.publisher.announce(ITEMS, LOG)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "name": "good", "n": 1})
+        t.insert(LOG, {"n": 1})
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 2, "name": "good", "n": 2}, partition=0)
+        t.insert(ITEMS, {"id": 3, "name": "foreign", "n": 3}, partition=2, seq=1000)
+        t.insert(LOG, {"n": 2})
+    report = pipeline.apply()
+    refused = str(report.refused["public.items"])
+    assert "Kafka has 1 events of public.items more than its transaction topic counts" in refused
+    assert "2@0" in refused
+    assert [row.id for row in pipeline.rows("items")] == [1]
+    assert sorted(row.n for row in pipeline.rows("log")) == [1, 2]

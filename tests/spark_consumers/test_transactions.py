@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
-from schemas.errors import BadInput
 from schemas.settings import KafkaSettings
 from spark_consumers.epochs import quiet
 from spark_consumers.kafka.reader import TopicOffsets
@@ -155,10 +155,15 @@ def test_ends_are_read_in_order_and_others_left_out(
         '{"status": "END", "commit_lsn": 200}',
         '{"status": "ENDED", "commit_lsn": 50, "ts_ms": 1}',
         '{"status": "END", "commit_lsn": 200, "ts_ms": 1, "data_collections": [{}]}',
+        '{"status": "END", "commit_lsn": 200, "ts_ms": 1, "data_collections": ['
+        '{"data_collection": "public.t", "event_count": -1}]}',
     ],
 )
-def test_a_record_that_is_not_a_transactions_is_refused(
+def test_a_record_that_is_not_a_transactions_is_passed_and_named(
     spark: SparkSession, topic: TransactionTopic, value: str
 ) -> None:
-    with pytest.raises(BadInput, match=r"p\.transaction, partition 0, offset 1"):
-        ends(spark, topic, '{"status": "BEGIN"}', value)
+    end = '{"status": "END", "commit_lsn": 300, "ts_ms": 8, "data_collections": null}'
+    with capture_logs() as lines:
+        found = ends(spark, topic, '{"status": "BEGIN"}', value, end)
+    assert found == [EndEvent(2, 300, 1, 8, Counter())]
+    assert [(line["topic"], line["offset"]) for line in lines] == [("p.transaction", 1)]
