@@ -247,6 +247,22 @@ def test_the_first_missing_value_of_an_empty_file_is_named(helm: Helm, tmp_path:
     assert "config.kafka.topic_prefix is missing" in helm.refuse(empty, *source, *broker)
 
 
+def test_a_service_has_a_secret_and_a_digest_of_its_own(helm: Helm) -> None:
+    options = [
+        "existingSecret=all",
+        "tables.existingSecret=of-tables",
+        "image.digests.bridge=sha256:1",
+    ]
+    full = CHART / "ci/full-values.yaml"
+    found = kinds_of(helm.render(full, *(word for o in options for word in ("--set", o))))
+    for manifest in found["Deployment"]:
+        (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        component = manifest["metadata"]["labels"]["app.kubernetes.io/component"]
+        (secret,) = [each["secretRef"]["name"] for each in container["envFrom"]]
+        assert secret == ("of-tables" if component == "tables" else "all")
+        assert container["image"].endswith("@sha256:1") == (component == "bridge")
+
+
 def test_two_replicas_have_a_disruption_budget_and_one_has_none(helm: Helm) -> None:
     minimal = CHART / "ci/minimal-values.yaml"
     kinds = [manifest["kind"] for manifest in documents(helm.render(minimal))]

@@ -81,6 +81,7 @@ automountServiceAccountToken: false
 {{- $image := $root.Values.image -}}
 {{- with $image.registry }}{{ . }}/{{ end -}}
 {{- printf "%s-%s:%s" $image.repository (index . 1) (default $root.Chart.AppVersion $image.tag) -}}
+{{- with index $image.digests (index . 1) }}@{{ . }}{{ end -}}
 {{- end -}}
 
 {{/* What is rendered into a ConfigMap holds no password: (list PATH VALUE). `${env:…}` of Spark is none. */}}
@@ -109,10 +110,12 @@ automountServiceAccountToken: false
 {{- $config := .Values.config -}}
 {{- include "slotbridge.refuseSecrets" (list "config" (omit $config "shaping")) -}}
 {{- include "slotbridge.refuseSecrets" (list "bridges" .Values.bridges) -}}
-{{- if not .Values.existingSecret -}}
+{{- if not (or .Values.existingSecret .Values.bridge.existingSecret) -}}
 {{- if and .Values.bridge.enabled (not (dig "conninfo" "" $config.source)) -}}
 {{- fail "config.source.conninfo is missing: set it, or name in existingSecret a Secret with SLOTBRIDGE_SOURCE__CONNINFO" -}}
 {{- end -}}
+{{- end -}}
+{{- if not (or .Values.existingSecret .Values.failover.existingSecret) -}}
 {{- if and .Values.failover.enabled (not (dig "nodes" dict $config.failover)) -}}
 {{- fail "config.failover.nodes is missing: set it, or name in existingSecret a Secret with SLOTBRIDGE_FAILOVER__NODES" -}}
 {{- end -}}
@@ -273,9 +276,9 @@ spark.kubernetes.driver.ownPersistentVolumeClaim: "false"
 spark.kubernetes.driver.reusePersistentVolumeClaim: "false"
 {{- end -}}
 
-{{/* Environment, volumes and their mounts that every pod has. */}}
+{{/* Environment, volumes and their mounts that every pod has: of the environment, (list . COMPONENT-VALUES) */}}
 {{- define "slotbridge.envFrom" -}}
-{{- with .Values.existingSecret }}
+{{- with default (index . 0).Values.existingSecret (index . 1).existingSecret }}
 envFrom:
   - secretRef:
       name: {{ . }}
