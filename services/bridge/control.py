@@ -100,6 +100,8 @@ def source_at(source: SourceSettings, document: Any) -> SourceSettings:
         raise _bad("conninfo does not name a host")
     kept = conninfo_to_dict(source.conninfo.get_secret_value())
     merged = {key: value for key, value in kept.items() if key not in _HOST_KEYS} | hosts
+    if kept.get("sslmode") != "verify-full":  # a stranger's server would get it
+        merged.setdefault("require_auth", "!password")
     moved = source.model_copy(update={"conninfo": SecretStr(make_conninfo("", **merged))})
     if len(single_hosts(moved)) > _HOSTS_MAX:
         raise _bad(f"conninfo names more than {_HOSTS_MAX} hosts")

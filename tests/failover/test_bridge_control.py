@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import SecretStr
 
 from schemas.errors import SettingsError
 from schemas.settings import SourceSettings
@@ -40,6 +41,12 @@ def test_only_hosts_change() -> None:
     for part in ("user=u", "dbname=bank", "sslmode=require", "host=b,::1", "port=5433,5434"):
         assert part in moved
     assert "host=a" not in moved
+    assert "require_auth=!password" in moved, "no server that is not verified gets the password"
+    verified = SOURCE.model_copy(update={"conninfo": SecretStr("host=a sslmode=verify-full")})
+    assert (
+        "require_auth"
+        not in source_at(verified, {"conninfo": "host=b"}).conninfo.get_secret_value()
+    )
     places = at_any([Address("b", "", "1"), Address("", "10.0.0.2", "2")])
     assert places.text == "host='b,' hostaddr=',10.0.0.2' port='1,2'"
     assert source_at(SOURCE, {"conninfo": places.text}).slot == SOURCE.slot
