@@ -50,7 +50,7 @@ _POSITION = "struct(commit_lsn, seq)"
 _IS_ROW = f"op IN ({literals(ROW_OPERATIONS)})"
 IS_EVENT = (
     f"coalesce(op IN ({literals((*ROW_OPERATIONS, 't'))}) AND commit_lsn IS NOT NULL"
-    " AND seq IS NOT NULL, false)"
+    " AND seq IS NOT NULL AND schema IS NOT NULL AND `table` IS NOT NULL, false)"
 )
 """Whether a record is an event of a table."""
 _OWN = f"({IS_EVENT} AND NOT beyond AND NOT late)"
