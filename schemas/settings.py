@@ -184,8 +184,8 @@ class MachineSettings(_Section):
     server_options: tuple[str, ...] = ()
     """Options of the server's command line at `pg_ctl start`, as ["-c", "port=5433"]."""
     os_user: str = ""
-    """User that PostgreSQL's programs run as; empty: slotfailover's own. Only root can choose
-    another."""
+    """User that PostgreSQL's programs run as, and with whose rights a rejoin works on files;
+    empty: slotfailover's own. Only root can choose another."""
     environment: tuple[str, ...] = ()
     """Names of variables of slotfailover's environment that the commands get, beside PATH, HOME,
     LANG and the like: [KUBECONFIG, AWS_PROFILE]."""
