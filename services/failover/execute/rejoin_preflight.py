@@ -237,8 +237,11 @@ def _own_upstream(folder: DataFolder) -> str:
     found = ""
     for kept in (folder.path, folder.path.with_name(folder.path.name + ".rejoining")):
         auto = kept / "postgresql.auto.conf"
-        lines = auto.read_text(encoding="utf-8").splitlines() if auto.exists() else []
-        for line in lines:
+        try:
+            text = auto.read_text(encoding="utf-8")
+        except OSError:  # it is not there, or a link to a file that the user may not read
+            continue
+        for line in text.splitlines():
             name, _, value = line.partition("=")
             if name.strip() == "primary_conninfo":
                 text = value.strip().removeprefix("'").removesuffix("'")
