@@ -22,7 +22,7 @@ from schemas.events import ProgressRecord, progress_topic, transaction_topic
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
-from schemas.wait import WAITERS_MAX, WAIT_MAX_S
+from schemas.wait import WAIT_MAX_S, WAITERS_MAX
 from services.runtime.http_server import HttpServer
 from services.runtime.wait_page import PATH
 from services.testbed.ports import free_port, is_free
