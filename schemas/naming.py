@@ -22,7 +22,12 @@ class TableTopic(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    first, *others = map(re.escape, pattern.split("*"))
+    if not others:
+        return re.compile(first)
+    # Atomic, as what follows a `*` matches best where it comes first: no pattern takes long.
+    between = (f"(?>.*?{part})" for part in others[:-1])
+    return re.compile("".join([first, *between, ".*", others[-1]]), re.DOTALL)
 
 
 def column_matches(pattern: str, column: str) -> bool:

@@ -38,7 +38,7 @@ class _Part(BaseModel):
 
 
 def _condition(text: str) -> str:
-    if not text.strip() or ";" in text:
+    if not text.strip() or ";" in text or "\0" in text:
         raise ValueError("write one SQL condition, without `;`")
     return text
 
@@ -65,12 +65,12 @@ class SnapshotSettings(_Part):
     conninfo has replayed what the chunk needs. A standby that always lags more never serves."""
     signal_table: TablePattern | None = None
     """`schema.table` of a published table with the columns id, type, data. A row inserted there
-    requests a snapshot, as in Debezium. The bridge's role runs the SQL conditions in such rows, so
-    restrict who may insert."""
+    requests a snapshot, as in Debezium. A condition there can only compare columns of its
+    table."""
     signal_topic: str | None = Field(None, pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     """A topic with one partition. A record there requests a snapshot, as in Debezium: its key is
     kafka.topic_prefix, its value a document with id, type and data. The bridge creates a missing
-    topic. The bridge's role runs the SQL conditions in such records, so restrict who may write."""
+    topic. A condition there can only compare columns of its table."""
     exclude: tuple[TablePattern, ...] = ()
     """`schema.table` (`*` for any characters) of tables whose rows are not read; their changes are
     published all the same."""

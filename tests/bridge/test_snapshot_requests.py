@@ -32,7 +32,9 @@ from services.bridge.snapshot.requests import (
     request_event,
     requests,
     signals,
+    topic_signal,
 )
+from services.bridge.snapshot.signal_conditions import forbidden_part
 from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
@@ -157,6 +159,93 @@ def test_a_signal_that_asks_for_nothing_says_why(given: Signal, expected: str) -
         read(given)
     with pytest.raises(SettingsError, match=expected):
         check_signal(given)
+
+
+CONDITION = {"data-collection": "a.b", "filter": "x"}
+POISON = {
+    "deep": "[" * 2000,
+    "digits": f'{{"data-collections": [{"9" * 5000}]}}',
+    "table": '{"data-collections": ["a.\\ud800"]}',
+    "filter": json.dumps(
+        {"data-collections": ["a.b"], "additional-conditions": [CONDITION | {"filter": "\ud800"}]}
+    ),
+    "nul": json.dumps(
+        {"data-collections": ["a.b"], "additional-conditions": [CONDITION | {"filter": "x\0"}]}
+    ),
+    "unhashable": json.dumps(
+        {"data-collections": ["a.b"], "additional-conditions": [CONDITION | {"filter": ["x"]}]}
+    ),
+    "null": "null",
+    "kind": '{"data-collections": ["a.b"], "type": 7}',
+}
+
+
+@pytest.mark.parametrize("id_", ["i", "\ud800"])
+@pytest.mark.parametrize("data", [*POISON.values(), "{}"], ids=[*POISON, "id"])
+def test_whatever_a_stranger_writes_is_refused_as_a_signal(data: str, id_: str) -> None:
+    with pytest.raises(BadSignal):
+        read(Signal(id_, "execute-snapshot", data))
+    document = f'{{"id": "\\ud800", "type": "execute-snapshot", "data": {data}}}'.encode()
+    with pytest.raises(BadSignal):
+        read(topic_signal(b"p", document, "p"))
+
+
+def test_a_signal_whose_row_has_a_number_of_any_size_is_read() -> None:
+    value = f'{{"op":"c","after":{{"id":"i","type":"t","data":"","n":{"9" * 5000}}}}}'
+    event = Event("p.public.signals", b"{}", value.encode(), table="public.signals", seq=1)
+    assert [*signals([event], "public.signals")] == [(Signal("i", "t", ""), 1)]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "created_at > '2024-01-01' AND note = 'it''s; (so)'",
+        """(id BETWEEN 1 AND 5 OR "Größe" NOT IN (1.5, -2e3, .5)) AND NOT (gone IS NOT NULL)""",
+        "made < CURRENT_TIMESTAMP - interval '1 day' AND made::date >= date '2024-01-01'",
+        "note::int % 2 = 0 AND name ILIKE 'a%' AND data->>'a' IS DISTINCT FROM 'b'",
+        "größe = ANY ('{1,2}'::_int4) OR id = ANY (ARRAY[1, 2])",
+    ],
+)
+def test_a_signal_may_compare_columns(condition: str) -> None:
+    assert forbidden_part(condition) == ""
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "pg_drop_replication_slot('other') IS NULL",
+        "pg_drop_replication_slot /* */ ('other') IS NULL",
+        "id = 1 -- AND",
+        "\"pg_drop_replication_slot\"('other') IS NULL",
+        "pg_catalog.lower(note) = 'a'",
+        "li\u212ae ('a')",
+        "\u00a0('a') IS NULL",
+        "(SELECT true)",
+        "id IN (TABLE v)",
+        "'x'::app.evil IS NULL",
+        "'x'::evil IS NULL",
+        "CAST ('x' AS evil) IS NULL",
+        "evil 'x' IS NULL",
+        "\"evil\" 'x' IS NULL",
+        "E'\\'' IS NULL",
+        "'\\' IS NULL",
+        "$$x$$ IS NULL",
+        "id OPERATOR(app.+) 1 > 1",
+        "t.evil",
+        "true)) IS TRUE AS wanted FROM v, ((x",
+        "(true",
+        "'a",
+    ],
+)
+def test_a_signal_may_do_nothing_else(condition: str) -> None:
+    assert forbidden_part(condition)
+    data = {"data-collections": ["a.b"], "additional-conditions": [CONDITION]}
+    with pytest.raises(BadSignal, match="may only compare columns"):
+        read(
+            signal(
+                "execute", **data | {"additional-conditions": [CONDITION | {"filter": condition}]}
+            )
+        )
 
 
 def asked(kind: str, lsn: int, tables: str = "public.t", **changed: Any) -> SnapshotRequest:
@@ -312,18 +401,32 @@ def test_bad_signals_are_logged_and_ignored(conninfo: str, new_bridge: NewBridge
     is told again.
     """
     bridge = new_bridge(conninfo, snapshot=ASKED).start().streaming()
+    names = {"data-collections": ["public.t"]}
+    for id_, data in POISON.items():
+        run(conninfo, "INSERT INTO signals VALUES (%s, 'execute-snapshot', %s)", id_, data)
     for number in range(30):
         insert(conninfo, f"bad{number}", "execute", {"data-collections": ["nothing"]})
-    wrong = [{"data-collection": "public.t", "filter": "no_such_column > 1"}]
-    names = {"data-collections": ["public.t"]}
-    insert(conninfo, "wrong", "execute", {**names, "additional-conditions": wrong})
-    eventually(lambda: "the condition of a signal fails" in bridge.output, what="it is told")
+    run(conninfo, f"SELECT pg_create_physical_replication_slot('{bridge.slot}_other')")
+    for id_, filter_ in {
+        "drop": f"pg_drop_replication_slot('{bridge.slot}_other') IS NULL",
+        "wrong": "no_such_column > 1",
+        "value": "note::int > 0",
+    }.items():
+        condition = {"data-collection": "public.t", "filter": filter_}
+        insert(conninfo, id_, "execute", {**names, "additional-conditions": [condition]})
+        if id_ == "wrong":
+            eventually(lambda: "no_such_column" in bridge.output, what="it is told")
+    eventually(lambda: "fails for a row (SQLSTATE 22P02)" in bridge.output, what="it is told")
+    assert '"old"' not in bridge.output, "a row's value is in the log"
+    assert bridge.stop() == 0, bridge.output
+    bridge.start().streaming()
     insert(conninfo, "right", "execute", names)
     done(bridge)
     bridge.caught_up()
-    ignored = re.findall(r"a signal is ignored.* id=(bad\d+) ", bridge.output)
-    assert {*ignored} == {f"bad{number}" for number in range(30)}
-    assert len(ignored) == 30 or bridge.sessions > 1, "each once in a session"
+    run(conninfo, f"SELECT pg_drop_replication_slot('{bridge.slot}_other')")
+    ignored = re.findall(r"a signal is ignored.* id=(\w+) ", bridge.output)
+    assert {*ignored} == {*POISON, "drop", *(f"bad{number}" for number in range(30))}
+    assert len(ignored) == len({*ignored}) or bridge.sessions > 2, "each once in a session"
     lost = [line for line in bridge.output.splitlines() if "session lost" in line]
     assert not [line for line in lost if "signal" in line or "no_such_column" in line]
     assert bridge.stop() == 0, bridge.output

@@ -4,9 +4,11 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schemas.naming import Naming, table_matches
+from schemas.naming import Naming, column_matches, table_matches
 from schemas.shaping import ShapingSettings
 
 
@@ -67,3 +69,14 @@ def test_patterns(pattern: str, table: tuple[str, str], expected: bool) -> None:
 def test_wrong_settings(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ShapingSettings(**settings)
+
+
+@given(st.text("ab*"), st.text("ab\n"))
+def test_a_star_stands_for_any_characters(pattern: str, name: str) -> None:
+    wanted = ".*".join(map(re.escape, pattern.split("*")))
+    assert column_matches(pattern, name) is bool(re.fullmatch(wanted, name, re.DOTALL))
+
+
+def test_no_pattern_takes_long() -> None:
+    """It ends: each `a` that such a pattern may be tried with doubled the time."""
+    assert not column_matches("*a" * 40 + "*b", "a" * 63)

@@ -31,6 +31,7 @@ from schemas.snapshot import (
     SnapshotRequestKey,
 )
 from services.bridge.events.event import Event, Stamp
+from services.bridge.snapshot.signal_conditions import forbidden_part
 from services.bridge.transactions.assembler import EventBatch
 
 EVERY_TABLE: Final = "*.*"
@@ -60,7 +61,7 @@ def signals(events: Iterable[Event], table: str) -> Iterable[tuple[Signal, int]]
     """Yield the signals among a transaction's events, each with its seq."""
     for event in events:
         if event.table == table and event.value is not None:
-            document = json.loads(event.value)
+            document = json.loads(event.value, parse_int=str)  # of any number of digits
             document = document.get("payload", document)
             flat = field_name("op") in document
             op = document[field_name("op")] if flat else document.get("op")
@@ -80,7 +81,7 @@ def topic_signal(key: bytes | None, value: bytes | None, prefix: str) -> Signal:
         data = document.get("data") or {}
         text = data if isinstance(data, str) else json.dumps(data)
         return Signal(str(document.get("id") or ""), str(document.get("type") or ""), text)
-    except (AttributeError, ValueError) as error:
+    except (AttributeError, ValueError, RecursionError) as error:
         raise BadSignal(f"its value is not a document ({type(error).__name__})") from error
 
 
@@ -109,7 +110,8 @@ def check_signal(signal: Signal) -> None:
         raise SettingsError(
             f"the signal is not understood: {error}",
             operation="send a signal",
-            hint="name tables as schema.table, and one SQL condition without `;`",
+            hint="name tables as schema.table; a condition compares columns, without functions "
+            "(docs/SNAPSHOTS.md)",
         ) from error
 
 
@@ -130,39 +132,51 @@ def requests(
     if kind is None:
         raise BadSignal(f"type {signal.type!r} is none of {', '.join(_TYPES)}")
     try:
-        data = json.loads(signal.data or "{}")
-        tables = data.get("data-collections") or []
-        where = dict(_conditions(data))
-        if data.get("type", "incremental").lower() != "incremental":
-            raise BadSignal("data.type is not incremental")
-        if not tables and kind == "read":
-            raise BadSignal("data-collections names no table")
-        tables = [_PATTERN.validate_python(name) for name in tables or [EVERY_TABLE]]
-        if unknown := where.keys() - {*tables}:
-            raise BadSignal(f"a condition is for {min(unknown)}, which data-collections lacks")
-        conditions = {name: _CONDITION.validate_python(text) for name, text in where.items()}
+        found = [
+            SnapshotRequest.model_validate(
+                {
+                    "slot": slot,
+                    "id": signal.id,
+                    "type": kind,
+                    "tables": name,
+                    "where": where,
+                    "timeline": timeline,
+                    "commit_lsn": stamp.commit_lsn,
+                    "seq": seq,
+                    "ts_ms": stamp.encoded_us // 1000,
+                    "topic": topic,
+                    "offset": offset,
+                }
+            )
+            for name, where in _conditions_by_table(signal, kind).items()
+        ]
+        for one in found:
+            request_event("", one)  # which fails for what is not Unicode
+    except BadSignal:
+        raise
     except ValidationError as error:
         raise BadSignal(str(error.errors()[0]["msg"])) from error
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except Exception as error:  # whatever a stranger has written: the stream goes on
         raise BadSignal(f"data is not a document of Debezium's ({type(error).__name__})") from error
-    return [
-        SnapshotRequest.model_validate(
-            {
-                "slot": slot,
-                "id": signal.id,
-                "type": kind,
-                "tables": name,
-                "where": conditions.get(name, ""),
-                "timeline": timeline,
-                "commit_lsn": stamp.commit_lsn,
-                "seq": seq,
-                "ts_ms": stamp.encoded_us // 1000,
-                "topic": topic,
-                "offset": offset,
-            }
-        )
-        for name in tables
-    ]
+    return found
+
+
+def _conditions_by_table(signal: Signal, kind: str) -> dict[str, str]:
+    """Return the tables that a signal names, each with its condition or ""."""
+    data = json.loads(signal.data or "{}")
+    tables = data.get("data-collections") or []
+    where = dict(_conditions(data))
+    if data.get("type", "incremental").lower() != "incremental":
+        raise BadSignal("data.type is not incremental")
+    if not tables and kind == "read":
+        raise BadSignal("data-collections names no table")
+    tables = [_PATTERN.validate_python(name) for name in tables or [EVERY_TABLE]]
+    if unknown := where.keys() - {*tables}:
+        raise BadSignal(f"a condition is for {min(unknown)!r}, which data-collections lacks")
+    for text in where.values():
+        if refused := forbidden_part(_CONDITION.validate_python(text)):
+            raise BadSignal(f"a condition may only compare columns: {refused} is not allowed")
+    return {name: where.get(name, "") for name in tables}
 
 
 def _conditions(data: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
