@@ -37,7 +37,10 @@ commit, but left open, was ended with it (docs/DELIVERY.md)."""
 SETTLING_KEY_PREFIX = b"~settling:"
 """How keys of a SettlingNote begin; no slot has a `~` in its name."""
 HEARTBEAT_PREFIX = "slotbridge"
-"""The prefix of the bridge's own logical messages, which are recognised and not published."""
+"""The prefix of the bridge's own logical messages, which are recognised and not published. All
+prefixes that begin so are reserved."""
+MARKER_PREFIX = "slotbridge.failover"
+"""The prefix of slotfailover's marker messages, which the bridge publishes."""
 
 
 class Contract(BaseModel):

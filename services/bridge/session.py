@@ -74,6 +74,7 @@ class Session:
         self._parts = parts
         self._resources = resources
         self._turned = time.monotonic()
+        self._skips_messages = False
 
     @property
     def beat(self) -> float:
@@ -174,6 +175,13 @@ class Session:
         if self._parts.snapshot is not None:
             self._parts.snapshot.perform(now)
         self._parts.liveness.tell_server()
+        if (prefix := self._parts.pipeline.skipped) and not self._skips_messages:
+            self._skips_messages = True
+            logger.warning(
+                "logical messages are skipped, as no setting names their prefix",
+                prefix=prefix,
+                hint="shaping.outbox and shaping.annotations name prefixes (docs/SHAPING.md)",
+            )
 
     def _finish(self) -> None:
         """Stop cleanly: commit what is whole, confirm it, and leave the origin where Kafka is.

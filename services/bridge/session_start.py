@@ -263,10 +263,10 @@ class _Opening:
                 owner = owner._replace(since_lsn=start.end_lsn if since_lsn is None else since_lsn)
             snapshot = self._open_snapshot(primary, topics, owner, encoding, group_commit, liveness)
         spool = self._open_spool(heartbeat)
-        bytes_max, annotations = self._bridge.transaction_bytes_max, encoding.shaping.annotations
+        bytes_max = self._bridge.transaction_bytes_max
         pipeline = Pipeline(
             spool,
-            Assembler(encoding.envelope, start, bytes_max, record.counts, annotations),
+            Assembler(encoding.envelope, start, bytes_max, record.counts, encoding.shaping),
             emit=group_commit.take if snapshot is None else snapshot.emit,
             while_waiting=liveness.tick,
             prepared_topic=prepared_topic(self._prefix),

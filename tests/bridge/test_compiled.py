@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.events import MARKER_PREFIX
 from schemas.kafka import Format, KafkaSettings
 from schemas.shaping import FIELDS, FlatSettings, ShapingSettings
 from services.bridge import compiled
@@ -98,7 +99,7 @@ def changes(draw: st.DrawFn) -> AnyMessage:
         *[Insert(history, [number])] * 3,
         Insert(history, [None]),
         Truncate((account, history), cascade=False, restart_identity=True),
-        Message(True, 5, "note", b"text"),
+        Message(True, 5, MARKER_PREFIX, b"text"),
         account,
     ]
     return draw(st.sampled_from(kinds))

@@ -1,6 +1,8 @@
 """The bridge on a live database: what is created, streamed, confirmed and left behind."""
 
+import base64
 import contextlib
+import json
 import random
 import signal
 import threading
@@ -228,7 +230,7 @@ def test_a_message_right_before_a_commit_and_a_restart_between_them(
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
         bridge = new_bridge(conninfo, heartbeat_interval_ms=60_000).start().streaming()
         other.execute("INSERT INTO t VALUES (1)")
-        other.execute("SELECT pg_logical_emit_message(false, 'app', 'hello', true)")
+        other.execute("SELECT pg_logical_emit_message(false, 'slotbridge.failover', 'hello', true)")
         topic = f"{bridge.prefix}.message"
         servers = bridge.kafka.bootstrap_servers
         eventually(lambda: list(committed(servers, topic)), what="the message is in Kafka")
@@ -239,6 +241,40 @@ def test_a_message_right_before_a_commit_and_a_restart_between_them(
         assert bridge.stop() == 0, bridge.output
     bridge.assert_kafka_equals(conninfo, "t")
     assert len(list(committed(servers, topic))) == 1
+
+
+def test_messages_that_nobody_wants_are_skipped(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Any login may write them, of any size: in plain, prepared and streamed transactions."""
+    conninfo = pair.primary.conninfo(fresh_database, options="-c logical_decoding_work_mem=64kB")
+    emit = "SELECT pg_logical_emit_message({}, '{}', repeat('a', {}))"
+    large = [
+        emit.format(transactional, prefix, 3_000_000)
+        for transactional in ("true", "false")
+        for prefix in ("x", "slotbridge", "slotbridge.snapshot", "slotbridge.failover")
+    ]
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo, two_phase=True).start().streaming()
+        first = 0
+        for number, rows in enumerate((1, 5000)):
+            for end in ("COMMIT", f"PREPARE TRANSACTION '{fresh_database}{number}'"):
+                insert = f"INSERT INTO t SELECT g FROM generate_series({first}, {first + rows - 1}) g"
+                first += rows
+                for statement in ("BEGIN", *large, insert, *large, end):
+                    connection.execute(statement.encode())
+                if end != "COMMIT":
+                    connection.execute(f"COMMIT PREPARED '{fresh_database}{number}'".encode())
+        for statement in (*large, emit.format("true", "slotbridge.failover", 9)):
+            connection.execute(statement.encode())
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+    bridge.assert_kafka_equals(conninfo, "t")
+    assert "logical messages are skipped" in bridge.output and "prefix=x\n" in bridge.output
+    records = committed(bridge.kafka.bootstrap_servers, f"{bridge.prefix}.message")
+    contents = [json.loads(value)["message"]["content"] for _, _, value in records if value]
+    assert {*contents} == {"", base64.b64encode(b"a" * 9).decode()}
 
 
 def test_many_sessions_leave_no_threads_or_descriptors(

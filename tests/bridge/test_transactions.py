@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.events import MARKER_PREFIX, MessageEnvelope, TransactionEvent
 from schemas.events import Envelope as EnvelopeContract
-from schemas.events import MessageEnvelope, TransactionEvent
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Event
 from services.bridge.pgoutput.decoder import DecodeError
@@ -151,8 +151,10 @@ def test_messages_inside_and_outside_a_transaction() -> None:
     out = batches(
         machine,
         [
-            Message(False, 150, "marker", b"\0\1"),
-            *transaction(200, Message(True, 190, "slotbridge", b""), Message(True, 195, "m", b"")),
+            Message(False, 150, MARKER_PREFIX, b"\0\1"),
+            *transaction(
+                200, Message(True, 190, "slotbridge", b""), Message(True, 195, MARKER_PREFIX, b"")
+            ),
         ],
     )
     assert [p.position for p in out] == [Position(149, 150, 0), Position(200, 248, 0)]
@@ -166,7 +168,7 @@ def test_messages_inside_and_outside_a_transaction() -> None:
 def test_a_message_that_ends_where_a_commit_begins_hides_nothing() -> None:
     """pgoutput gives a non-transactional message the LSN after its record."""
     stream: list[AnyMessage] = [
-        Message(False, 200, "m", b""),
+        Message(False, 200, MARKER_PREFIX, b""),
         *transaction(200, Insert(TABLE, row(1))),
     ]
     first, second = batches(assembler(), stream)
@@ -189,7 +191,7 @@ def test_earlier_transactions_do_not_discard_a_resumed_ones_events() -> None:
     assert kept.position == Position(900, 400, start.seq)
     (between,) = batches(machine, transaction(500))
     assert between.position == Position(900, 548, start.seq)
-    (message,) = batches(machine, [Message(False, 600, "m", b"")])
+    (message,) = batches(machine, [Message(False, 600, MARKER_PREFIX, b"")])
     assert message.position == Position(900, 600, start.seq)
     again = batches(assembler(message.position, 1500), large)
     assert identities(whole[:1]) + identities(again) == identities(whole)
@@ -210,7 +212,7 @@ def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
         [Commit(200, 248, NOW_US)],
         [Begin(200, NOW_US, 1), Begin(300, NOW_US, 2)],
         [Begin(200, NOW_US, 1), Commit(300, 348, NOW_US)],
-        [Message(True, 1, "m", b"")],
+        [Message(True, 1, MARKER_PREFIX, b"")],
         [StreamStart(1, True)],
     ],
 )
@@ -246,7 +248,7 @@ changes = st.lists(
             Update(TABLE, "O", row(1), row(1, b"y")),
             Delete(TABLE, "K", row(2, None)),
             Truncate((TABLE, KEYLESS), False, False),
-            Message(True, 195, "m", b"x"),
+            Message(True, 195, MARKER_PREFIX, b"x"),
         ]
     ),
     max_size=8,

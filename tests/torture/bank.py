@@ -344,5 +344,5 @@ class Work:
         return Counter(signals=1)
 
     def _message(self, connection: Connection, tid: str) -> Counter[str]:
-        connection.execute("SELECT pg_logical_emit_message(true, 'torture', %s)", [tid])
+        connection.execute("SELECT pg_logical_emit_message(true, 'slotbridge.failover', %s)", [tid])
         return Counter()

@@ -161,6 +161,10 @@ class OverlapAssembler(Assembler):
     ) -> list[Event]:
         return self._lacking(super()._encoded(change, lsn, number), lsn)
 
+    def publishes(self, prefix: str) -> bool:
+        """Publish all messages, as the connector did."""
+        return True
+
     def _message_events(self, message: Message, seq: int) -> list[Event]:
         return self._lacking(super()._message_events(message, seq), message.lsn)
 

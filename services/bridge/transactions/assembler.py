@@ -15,8 +15,7 @@ ones; one larger than `transaction_bytes_max` leaves in several batches, numbere
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.events import HEARTBEAT_PREFIX
-from schemas.shaping import AnnotationSettings
+from schemas.events import HEARTBEAT_PREFIX, MARKER_PREFIX
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope
@@ -24,6 +23,7 @@ from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
 from services.bridge.events.rows import Table, Writer
 from services.bridge.events.sent_relations import SentRelations
+from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.errors import misplaced
 from services.bridge.pgoutput.messages import (
@@ -89,9 +89,10 @@ class Assembler:
         start: Position,
         transaction_bytes_max: int,
         counts: Mapping[str, int] | None = None,
-        annotations: AnnotationSettings | None = None,
+        shaping: Shaping | None = None,
     ) -> None:
-        self._annotations = Annotations(annotations)
+        self._prefixes = shaping.message_prefixes if shaping else frozenset((MARKER_PREFIX,))
+        self._annotations = Annotations(shaping.annotations if shaping else None)
         self._envelope = envelope
         self._start = start
         self._start_counts = counts
@@ -307,14 +308,15 @@ class Assembler:
             if message.prefix == HEARTBEAT_PREFIX:
                 return None
             self._seq += 1
-            if self._annotations.take(message, self._seq - 1):
+            if self._annotations.take(message, self._seq - 1) or not self.publishes(message.prefix):
                 return None
             if self._seq <= self._skip_below:
                 self._dropped += 1
                 return None
             self._hold(self._message_events(message, self._seq - 1))
             return self.full()
-        if message.prefix == HEARTBEAT_PREFIX or message.lsn <= self._start.end_lsn:
+        wanted = message.prefix == SNAPSHOT_PREFIX or self.publishes(message.prefix)
+        if message.lsn <= self._start.end_lsn or not wanted:
             return None
         if self._begin is not None:
             raise misplaced("a non-transactional message inside a transaction", lsn)
@@ -329,6 +331,10 @@ class Assembler:
         self._envelope.begin(stamp)
         events = self._message_events(message, 0)
         return EventBatch(events, self._reached(self._last), size_of(events), 0, stamp)
+
+    def publishes(self, prefix: str) -> bool:
+        """Tell whether logical messages with this prefix are published."""
+        return prefix in self._prefixes
 
     def _message_events(self, message: Message, seq: int) -> list[Event]:
         return self._envelope.message(message, seq)

@@ -10,7 +10,8 @@ What was kept reaches the Assembler at its commit.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from schemas.events import PreparedRecord
+from schemas.events import HEARTBEAT_PREFIX, MARKER_PREFIX, PreparedRecord
+from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.compiled import Messages
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.messages import PREPARED_MESSAGES, STREAM_MESSAGES
@@ -22,6 +23,10 @@ _PLAIN_KINDS: Final = frozenset((b"C", b"I", b"U", b"D"))
 """In a transaction that is open, whatever else is: no block can be."""
 _STREAM_KINDS: Final = frozenset((b"S", b"E", b"c", b"A"))
 _PREPARED_KINDS: Final = frozenset((b"b", b"P", b"p", b"K", b"r"))
+_PREFIX_AT: Final = 1 + 1 + 8
+"""Where the prefix of a logical message begins: kind, flags, LSN; in a streamed block, an xid."""
+_XID_BYTES: Final = 4
+_MARKER_BYTES_MAX: Final = 1024
 
 
 class Pipeline:
@@ -38,6 +43,8 @@ class Pipeline:
         slot: str,
         staged: Iterable[PreparedRecord] = (),
     ) -> None:
+        self.skipped = ""
+        """The first prefix of logical messages that no setting names."""
         self._emit = emit
         self._while_waiting = while_waiting
         self._assembler = assembler
@@ -77,6 +84,8 @@ class Pipeline:
     def take(self, payload: bytes, lsn: int, now_us: int) -> None:
         """Take one message that came at WAL position `lsn`. Raise DecodeError, OperatorNeeded."""
         kind = payload[:1]
+        if kind == b"M":
+            payload = self._wanted(payload)
         if kind in _PLAIN_KINDS and self._assembler.inside:
             self._feed(payload, lsn, now_us)
             return
@@ -96,6 +105,22 @@ class Pipeline:
             self._drain(self._prepared.feed(message, lsn, now_us))
         else:
             self._feed(payload, lsn, now_us)
+
+    def _wanted(self, payload: bytes) -> bytes:
+        """Return a logical message, without its content where nobody wants that.
+
+        Any login may write one of any size, without a grant.
+        """
+        at = _PREFIX_AT + (_XID_BYTES if self._streams.inside else 0)
+        end = payload.find(b"\0", at)
+        prefix = payload[at:end].decode(errors="replace")
+        forged = prefix == MARKER_PREFIX and len(payload) - end > _MARKER_BYTES_MAX
+        wanted = prefix == SNAPSHOT_PREFIX or self._assembler.publishes(prefix)
+        if end < 0 or (wanted and not forged):
+            return payload
+        if not prefix.startswith(HEARTBEAT_PREFIX):
+            self.skipped = self.skipped or prefix
+        return payload[: end + 1] + bytes(4)
 
     def _feed(self, payload: bytes, lsn: int, now_us: int) -> None:
         batch = self._assembler.take(self._decoder, payload, lsn, now_us)

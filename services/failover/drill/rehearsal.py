@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+from schemas.events import MARKER_PREFIX
 from schemas.lsn import format_lsn
 from services.failover.checks.facts import required_slots
 from services.failover.drill.clone import LIMITS, SLOT, Clone
@@ -298,9 +299,7 @@ def _peek(connection: Connection, slot: str, plugin: str) -> tuple[int, bool]:
     Peeking leaves the slot as it is.
     """
     row = one_row(
-        connection.execute(
-            "SELECT pg_logical_emit_message(true, %s, %s)", [statements.MESSAGE_PREFIX, SLOT]
-        )
+        connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [MARKER_PREFIX, SLOT])
     )
     options: list[str] = []
     if plugin == "pgoutput":

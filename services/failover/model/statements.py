@@ -4,6 +4,7 @@ Only `connection` has two forms: the one that is run, and the one with masked se
 Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTER SYSTEM.
 """
 
+from schemas.events import MARKER_PREFIX
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.destination import Destination, mark_in, without_mark
 from services.failover.model.timelines import Milestone, without_milestone
@@ -17,8 +18,6 @@ FENCED_BY_US = f"ALTER SYSTEM SET {FENCE_MARK} = "
 FENCED = f"ALTER SYSTEM SET {FENCE} = on"
 UNFENCED = (f"ALTER SYSTEM RESET {FENCE_MARK}", f"ALTER SYSTEM RESET {FENCE}", RELOAD)
 """The mark goes first, and comes last: broken off half-way, no mark stands without a fence."""
-MESSAGE_PREFIX = "slotfailover"
-"""The prefix of the marker messages; the bridge publishes them."""
 SNAPSHOT = "SELECT pg_log_standby_snapshot()"
 """Lets a new slot's copy become persistent on a standby soon; else it may take 15 s."""
 
@@ -83,7 +82,7 @@ def marker(text: str) -> tuple[str, ...]:
     """
     return (
         "SET LOCAL synchronous_commit = local",
-        f"SELECT pg_logical_emit_message(true, {literal(MESSAGE_PREFIX)}, {literal(text)})",
+        f"SELECT pg_logical_emit_message(true, {literal(MARKER_PREFIX)}, {literal(text)})",
     )
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
-from schemas.events import message_topic
+from schemas.events import MARKER_PREFIX, message_topic
 from schemas.settings import KafkaSettings, Settings
-from services.failover.model.statements import MESSAGE_PREFIX
 from services.runtime.access import read_token
 
 _DEADLINE_S = 15.0
@@ -99,7 +98,7 @@ def marker_in_kafka(kafka: KafkaSettings, lsn: int) -> bool:
     from services.runtime.process import configure_logging
 
     configure_logging(json_lines=False)  # Kafka's client speaks, and stdout is taken
-    key = json.dumps({"prefix": MESSAGE_PREFIX}, separators=(",", ":")).encode()
+    key = json.dumps({"prefix": MARKER_PREFIX}, separators=(",", ":")).encode()
     try:
         found = newest(
             kafka, message_topic(kafka.topic_prefix), key, _TAIL_RECORDS, deadline_s=_DEADLINE_S

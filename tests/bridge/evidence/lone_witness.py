@@ -86,7 +86,7 @@ def _written(ground: Ground, server: PostgresServer) -> None:
 def _ends_with_a_message(server: PostgresServer, bridge: Bridge) -> int:
     """Kill the bridge once a message is the last that Kafka has; how far the record is."""
     with connect(server, DBNAME) as connection:
-        connection.execute("SELECT pg_logical_emit_message(false, 'last', 'word')")
+        connection.execute("SELECT pg_logical_emit_message(false, 'slotbridge.failover', 'word')")
     bridge.caught_up()
     bridge.kill()
     record = bridge.progress()[-1]

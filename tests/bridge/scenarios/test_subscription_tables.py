@@ -193,17 +193,19 @@ def test_020_messages(scene: Scene) -> None:
     """Transactional ones come at their commit or never, others at once; both in large ones."""
     scene.run("CREATE TABLE tab_test (a int PRIMARY KEY)")
     scene.start()
-    scene.run("SELECT pg_logical_emit_message(true, 'pgoutput', 'a transactional message')")
-    scene.run("SELECT pg_logical_emit_message(false, 'pgoutput', 'non-transactional')")
+    scene.run(
+        "SELECT pg_logical_emit_message(true, 'slotbridge.failover', 'a transactional message')"
+    )
+    scene.run("SELECT pg_logical_emit_message(false, 'slotbridge.failover', 'non-transactional')")
     scene.run(
         "BEGIN",
-        "SELECT pg_logical_emit_message(true, 'pgoutput', 'never')",
-        "SELECT pg_logical_emit_message(false, 'pgoutput', 'not available to be rolled back')",
+        "SELECT pg_logical_emit_message(true, 'slotbridge.failover', 'never')",
+        "SELECT pg_logical_emit_message(false, 'slotbridge.failover', 'not to be rolled back')",
         "ROLLBACK",
     )
     scene.together(
         "INSERT INTO tab_test SELECT generate_series(1, 2000)",
-        "SELECT pg_logical_emit_message(true, 'pgoutput', 'in a large one')",
+        "SELECT pg_logical_emit_message(true, 'slotbridge.failover', 'in a large one')",
         "DELETE FROM tab_test WHERE a < 10",
     )
     scene.bridge.caught_up()
@@ -211,10 +213,10 @@ def test_020_messages(scene: Scene) -> None:
     scene.together(
         "INSERT INTO tab_test SELECT generate_series(3001, 5000)",
         "SAVEPOINT s",
-        "SELECT pg_logical_emit_message(true, 'pgoutput', 'never')",
+        "SELECT pg_logical_emit_message(true, 'slotbridge.failover', 'never')",
         "INSERT INTO tab_test SELECT generate_series(6001, 8000)",
         "ROLLBACK TO s",
-        "SELECT pg_logical_emit_message(true, 'pgoutput', 'after a savepoint')",
+        "SELECT pg_logical_emit_message(true, 'slotbridge.failover', 'after a savepoint')",
         "DELETE FROM tab_test WHERE a > 4000",
     )
     scene.finish()
@@ -225,7 +227,7 @@ def test_020_messages(scene: Scene) -> None:
     assert [base64.b64decode(content) for content in found] == [
         b"a transactional message",
         b"non-transactional",
-        b"not available to be rolled back",
+        b"not to be rolled back",
         b"in a large one",
         b"after a savepoint",
     ]

@@ -51,7 +51,7 @@ DEBEZIUM_OTHER_MODES = {
     "hstore.handling.mode": "map",
     "column.exclude.list": "public.toasted.blobs",  # it would fail on the unchanged value
 }
-EVERYTHING = {"skipped.operations": "none", "message.prefix.include.list": "mark"}
+EVERYTHING = {"skipped.operations": "none", "message.prefix.include.list": "slotbridge.failover"}
 """Truncates too; but not the heartbeats of the bridges."""
 WITHOUT_SPECIAL = {"table.exclude.list": "public.special"}
 TWO_MODES: Modes = {
@@ -90,7 +90,7 @@ CHANGES = """
     UPDATE toasted SET n = 2;
     BEGIN;
     INSERT INTO changing VALUES (4, 'z', 'four');
-    SELECT pg_logical_emit_message(true, 'mark', 'inside');
+    SELECT pg_logical_emit_message(true, 'slotbridge.failover', 'inside');
     DELETE FROM changing WHERE a = 4;
     COMMIT;
     TRUNCATE changing, whole;

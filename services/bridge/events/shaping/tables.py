@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from schemas.errors import SettingsError
+from schemas.events import MARKER_PREFIX
 from schemas.large_values import LargeValueRule
 from schemas.naming import Naming, TableTopic, column_matches, table_matches
 from schemas.schema_events import Column
@@ -84,6 +85,12 @@ class Shaping:
         """Whether everything is published as it is."""
         for key, text in self._expressions():
             require_well_formed(text, key)
+
+    @property
+    def message_prefixes(self) -> frozenset[str]:
+        """The prefixes of the logical messages that are published: the settings', and ours."""
+        chosen = (self._settings.outbox, self._settings.annotations)
+        return frozenset((MARKER_PREFIX, *(one.message_prefix or "" for one in chosen if one)))
 
     def with_key(self, relation: Relation) -> Relation:
         """Return `relation` with the configured key in place of its replica identity's `key` flags.
