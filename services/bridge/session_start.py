@@ -305,7 +305,7 @@ class _Opening:
         encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
         apart = self._kafka.key_bytes == "connect"
         owners = TopicOwners(shaping.naming, topics.shapes(), apart=apart)
-        owners.require_apart(primary.published() if apart else ())
+        owners.require_apart(primary.published() if apart and not topics.shapes() else ())
         relations = Relations(
             *(self._prefix, primary, topics.shapes(), shaping, encoders),
             Formats(
@@ -344,7 +344,7 @@ class _Opening:
             primary=primary,
             topics=topics,
             owner=owner,
-            describe=encoding.relations.describe,
+            relations=encoding.relations,
             encoders=encoding.encoders,
             take=group_commit.take,
             while_waiting=liveness.commit_and_tick,

@@ -283,8 +283,6 @@ def test_without_tombstones(pair: Provider, fresh_database: str, new_bridge: New
 @pytest.mark.parametrize(
     ("shaping", "expected"),
     [
-        ({"topic": "{prefix}.{table}"}, "would share its topic"),
-        ({"routes": [{"tables": "a.t", "topic": "{prefix}.b.t"}]}, "would share its topic"),
         ({"columns": {"a.t": {"exclude": ["id"]}}}, "would lose its key column id"),
     ],
 )

@@ -305,3 +305,28 @@ def test_fewer_workers_read_where_the_server_lets_no_more_in(
 
             read()  # the first chunk of a table is read by one connection
             eventually(read, what=f"{expected} connections are there")
+
+
+def test_a_key_whose_type_the_role_may_not_use_is_denied(
+    connection: Connection, make: Make, fresh_database: str
+) -> None:
+    """The second chunk would name the type."""
+    role = f"weak_{fresh_database}"
+    for statement in (
+        "CREATE SCHEMA types",
+        "CREATE TYPE types.mood AS ENUM ('a', 'b')",
+        "CREATE TABLE moods (id types.mood PRIMARY KEY, other types.mood)",
+        "CREATE TABLE other (id int PRIMARY KEY, other types.mood)",
+        "ALTER PUBLICATION p ADD TABLE moods, other",
+        f"CREATE ROLE {role}",
+        f"GRANT SELECT ON moods, other, t TO {role}",
+        f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pg_catalog TO {role}",
+    ):
+        connection.execute(statement.encode())
+    try:
+        denied = make(options=f"-c role={role}").inspect().denied
+        (oid,) = one_row(connection.execute("SELECT 'moods'::regclass::oid::bigint"))
+        assert denied == {oid}
+    finally:
+        for statement in (f"DROP OWNED BY {role}", f"DROP ROLE {role}"):
+            connection.execute(statement.encode())

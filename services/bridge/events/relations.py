@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from schemas.errors import SettingsError
+from schemas.errors import OperatorNeeded, SettingsError
 from schemas.schema_events import Column, SchemaEvent
 from services.bridge.events.description import Described
 from services.bridge.events.event import Stamp
@@ -23,7 +23,7 @@ from services.bridge.events.renamed_tables import NotedNames, RenamedTables
 from services.bridge.events.rows import encoder_of
 from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.large_values import Deposit, limits
-from services.bridge.events.shaping.tables import Shaping, TableShaping
+from services.bridge.events.shaping.tables import Shaping, TableShaping, nothing_of
 from services.bridge.events.topic_owners import TopicOwners
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation
@@ -78,11 +78,20 @@ class Relations:
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
         """Find a relation's plan, with its key, and its schema event.
 
-        Raise OperatorNeeded when another table has the same topic, or a renamed one would lose what
-        hides its rows, SettingsError for a table that can't be published as configured.
+        Raise OperatorNeeded when a renamed table would lose what hides its rows, SettingsError for
+        one that can't be published as configured. One that is parked has no events.
         """
         self._renamed.require_hidden(relation, stamp.commit_lsn)
         self._note_names()
+        if reason := self.parked(relation):
+            table = f"{relation.schema}.{relation.table}"
+            logger.warning(
+                "a table is parked: its changes are not published",
+                table=table,
+                reason=reason,
+                hint=f"then start the bridge again, and `slotbridge snapshot start {table}`",
+            )
+            return Described(nothing_of(relation))
         certain = True
         identity = [column.name for column in relation.columns if column.key]
         served = {column.name for column in relation.columns}
@@ -95,8 +104,6 @@ class Relations:
             if not plan.published:
                 return Described(plan, None, certain)
             below = self._partitions_of(relation, stamp.xid)
-            table = plan.relation.schema, plan.relation.table
-            self._owners.claim(table, plan.topic, stamp.commit_lsn)
             certain = self._learn_types(plan.relation, stamp.xid) and certain
             require_told_apart(plan.relation, self._encoders)
             if plan.large_values:
@@ -113,6 +120,20 @@ class Relations:
             plan.relation, stamp, seq, tell, left_out=left_out, differs=differs
         )
         return Described(plan, event, certain, form, below)
+
+    def parked(self, relation: Relation) -> str:
+        """Return why a table can't have its topic, which is another's; "" where it can.
+
+        The others go on: anybody who may create a table could stop them all otherwise.
+        """
+        table = relation.schema, relation.table
+        if not self._shaping.naming.publishes(*table):
+            return ""
+        try:
+            self._owners.claim(table, self._shaping.naming.table(*table))
+        except (SettingsError, OperatorNeeded) as error:
+            return f"{error.message}: {error.hint}"
+        return ""
 
     def _note_names(self) -> None:
         """Let later sessions know the names under which settings hide something."""

@@ -1,4 +1,7 @@
-"""Which table has which topic, so that no two tables share one that their settings do not share."""
+"""Which table has which topic, so that no two tables share one that their settings do not share.
+
+The table that has had events, or else asks first, keeps its topic; the other one is parked.
+"""
 
 from collections.abc import Iterable
 
@@ -34,8 +37,8 @@ class TopicOwners:
                 topic = naming.table(*table)
                 self._owners.setdefault(topic.name, (table, topic.routed))
 
-    def claim(self, table: tuple[str, str], topic: TableTopic, lsn: int = 0) -> None:
-        """Give a table its topic, as of a commit LSN. Raise OperatorNeeded if it is another's."""
+    def claim(self, table: tuple[str, str], topic: TableTopic) -> None:
+        """Give a table its topic. Raise OperatorNeeded if it is another's."""
         owner, shared = self._owners.setdefault(topic.name, (table, topic.routed))
         together = shared and topic.routed
         if owner == table or (together and not self._apart):
@@ -44,7 +47,6 @@ class TopicOwners:
             f"{'.'.join(table)} would share its topic with {'.'.join(owner)}",
             operation="describe a table",
             subject=f"topic {topic.name}",
-            lsn=lsn,
             hint=_APART if together else _TOGETHER,
             exit_code=ExitCode.RECORD_REFUSED,
         )

@@ -161,8 +161,10 @@ class ChunkSource:
         while True:
             try:
                 sight = self._thread.call(self._reader.begin, *shapes)
-            except NotNow:
+            except (NotNow, SetupError) as error:
                 self._alone_until = time.monotonic() + _ALONE_S
+                if others and isinstance(error, SetupError):  # one of them may be the cause
+                    raise NotNow(f"the tables can't be locked together: {error}") from error
                 raise
             if published.seen_by(sight):
                 self._visible.met()

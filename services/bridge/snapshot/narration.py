@@ -50,7 +50,7 @@ class Narration:
                 )
             if refusals := found.refusals(unfit=True):
                 logger.warning(
-                    "rows of tables that the settings do not fit any more are not published",
+                    "rows of tables are missing, as settings do not fit or the server refuses",
                     tables=refusals,
                     hint=remedies(found),
                 )

@@ -109,8 +109,8 @@ class TableProgress:
 class SnapshotPlan:
     """The tables that a snapshot reads, in order; `refused`: those that it can't read, and why.
 
-    `unfit`: the hint of each refused table that the settings do not fit as it is now; `unjudged`:
-    those of them that a start does not judge, so that the settings may never have fitted.
+    `unfit`: the hint of each refused table that the settings or the server do not fit as it is now;
+    `unjudged`: those that a start does not judge, so that the settings may never have fitted.
     """
 
     tables: dict[str, TableProgress] = field(default_factory=dict)
@@ -150,6 +150,12 @@ class SnapshotPlan:
         """How many tables are done."""
         return sum(table.done for table in self.tables.values())
 
+    def refuse(self, name: str, reason: str, hint: str = "see the reason") -> None:
+        """Refuse a table whose rows can't be read now; the start that finds it so goes on."""
+        del self.tables[name]
+        self.refused[name] = reason
+        self.unfit[name] = hint
+
     def deny(self, oids: Set[int], *, keyless: bool) -> None:
         """Refuse tables that the role may not read and that are not done.
 
@@ -161,7 +167,7 @@ class SnapshotPlan:
                 del self.tables[name]
                 self.refused[name] = (
                     "may not be read whole: the bridge's role lacks SELECT on the table or USAGE "
-                    "of its schema, or policies hide rows from it"
+                    "of its schema or its key's types', or policies hide rows from it"
                 )
 
     def kind(self, table: TableProgress, index: int, count: int, *, ends: bool) -> Snapshot:

@@ -16,6 +16,13 @@ from services.bridge.snapshot.progress import SnapshotPlan
 _OPERATION: Final = "begin the snapshot"
 
 
+def refuse_parked(found: SnapshotPlan, parked: Callable[[Relation], str]) -> None:
+    """Refuse the tables with rows left to read that `parked` gives a reason for."""
+    for name, table in list(found.tables.items()):
+        if not table.done and (reason := parked(table.shape.relation)):
+            found.refuse(name, reason)
+
+
 def refuse_unfit(found: SnapshotPlan, shaping: Shaping) -> None:
     """Refuse the tables with rows left to read that the settings do not fit as they are now."""
     for name, table in list(found.tables.items()):
@@ -23,9 +30,7 @@ def refuse_unfit(found: SnapshotPlan, shaping: Shaping) -> None:
         error = None if table.done else _error(shaping.plan, keyed)
         if error is None:
             continue
-        del found.tables[name]
-        found.refused[name] = f"does not fit the settings: {error.message}"
-        found.unfit[name] = error.hint
+        found.refuse(name, f"does not fit the settings: {error.message}", error.hint)
         if _error(shaping.check, table.shape.relation) is None:
             found.unjudged.add(name)
 

@@ -35,7 +35,13 @@ _DENIED: LiteralString = """
     SELECT c.oid::bigint FROM pg_class c
      WHERE c.oid = ANY (%s::oid[])
        AND NOT (has_table_privilege(c.oid, 'SELECT') AND NOT row_security_active(c.oid)
-                AND has_schema_privilege(c.relnamespace, 'USAGE'))
+                AND has_schema_privilege(c.relnamespace, 'USAGE')
+                AND NOT EXISTS (
+                    SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
+                      JOIN pg_type t ON t.oid = a.atttypid
+                     WHERE i.indrelid = c.oid AND (i.indisprimary OR i.indisreplident)
+                       AND a.attnum = ANY (i.indkey)
+                       AND NOT has_schema_privilege(t.typnamespace, 'USAGE')))
 """
 
 

@@ -12,7 +12,7 @@ from schemas.snapshot import (
     SnapshotRequest,
     SnapshotSettings,
 )
-from services.bridge.events.description import Describe
+from services.bridge.events.relations import Relations
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.sink.topics import Topics
@@ -45,7 +45,7 @@ def open_snapshot(
     primary: Primary,
     topics: Topics,
     owner: Owner,
-    describe: Describe,
+    relations: Relations,
     encoders: Encoders,
     take: Callable[[EventBatch], None],
     while_waiting: Callable[[], None],
@@ -55,7 +55,7 @@ def open_snapshot(
     topics.prepare_late(snapshot_topic, compacted=True)
     found = read_known(topics)
     row_events = RowEvents(
-        *(kafka.topic_prefix, primary.server.database, owner.timeline, describe),
+        *(kafka.topic_prefix, primary.server.database, owner.timeline, relations.describe),
         transaction_metadata=bridge.transaction_metadata,
         encoders=encoders,
         flat=shaping.flat,
@@ -81,6 +81,7 @@ def open_snapshot(
     return Snapshotter(
         *(settings, reader, standby, row_events, found),
         *(shaping, owner, kafka.topic_prefix, signals),
+        parked=relations.parked,
         bytes_max=min(CHUNK_BYTES_MAX, bridge.transaction_bytes_max),
         take=take,
         while_waiting=while_waiting,

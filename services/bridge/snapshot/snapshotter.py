@@ -19,21 +19,22 @@ visible yet, a standby that is behind) is tried again later; the stream goes on 
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
+from schemas.errors import SetupError
 from schemas.snapshot import SnapshotProgress, SnapshotSettings
 from services.bridge import metrics
 from services.bridge.events.event import Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
+from services.bridge.pgoutput.messages import Relation
 from services.bridge.snapshot.chunk_events import ChunkEvents
 from services.bridge.snapshot.chunk_source import ChunkSource, SeenChunks
 from services.bridge.snapshot.narration import Narration
 from services.bridge.snapshot.pace import ChunkSize, RateLimit
+from services.bridge.snapshot.pending import AwaitedMark, Inspecting, Reading
 from services.bridge.snapshot.progress import (
     Apart,
     ChunkPosition,
@@ -48,7 +49,12 @@ from services.bridge.snapshot.progress import (
     progress_event,
     told_progress,
 )
-from services.bridge.snapshot.readable import refuse_unfit, require_all_read, require_readable
+from services.bridge.snapshot.readable import (
+    refuse_parked,
+    refuse_unfit,
+    require_all_read,
+    require_readable,
+)
 from services.bridge.snapshot.reader import Inspection, SnapshotReader
 from services.bridge.snapshot.reader_thread import ReaderThread
 from services.bridge.snapshot.row_events import RowEvents
@@ -66,30 +72,6 @@ _AGAIN_LATER_S: Final = 5.0
 _NEW_TABLES_S: Final = 30.0
 
 
-class Inspecting(NamedTuple):
-    """The published tables are being read; `published`: what the stream has brought meanwhile."""
-
-    published: PublishedXids
-    inspection: Future[Inspection]
-
-
-class AwaitedMark(NamedTuple):
-    """A mark that the stream will bring; `written`: when the server has it in its WAL."""
-
-    token: str
-    written: Future[int] | None = None
-
-
-@dataclass(slots=True)
-class Reading:
-    """Tables whose rows are being read. `published`: whom the next chunk's rows must show."""
-
-    plan: SnapshotPlan
-    published: PublishedXids
-    rows_estimates: dict[str, int]
-    awaited: AwaitedMark | None = None
-
-
 class Snapshotter:
     """One session's. `take` gets every batch; `while_waiting` does the session's other work."""
 
@@ -105,11 +87,16 @@ class Snapshotter:
         prefix: str,
         signals: Signals,
         *,
+        parked: Callable[[Relation], str],
         bytes_max: int,
         take: Callable[[EventBatch], None],
         while_waiting: Callable[[], None],
         durable_lsn: Callable[[], int],
     ) -> None:
+        """`parked`: returns why a table has no topic, or ""."""
+        self._parked = parked
+        self._failed: dict[str, SetupError] = {}
+        """Tables that could not be read; they are tried again in the next session, or if asked."""
         self._settings = settings
         self._reader = reader
         self._thread = ReaderThread(while_waiting)
@@ -221,6 +208,7 @@ class Snapshotter:
             asked = self._signals.of_rows(batch)
             if asked is not None:
                 batch = asked
+                self._failed.clear()
                 self._plan_anew()
         elif self._signal_mark is not None and batch.mark == self._signal_mark.token:
             batch = self._with_records(batch)
@@ -240,6 +228,7 @@ class Snapshotter:
         before = len(self._signals.requests)
         batch = self._signals.of_records(batch, batch.stamp)
         if len(self._signals.requests) > before:
+            self._failed.clear()
             self._plan_anew()
         return batch
 
@@ -266,6 +255,9 @@ class Snapshotter:
         found = plan(seen.shapes, *known, apart)
         found.deny(seen.denied, keyless=self._settings.conninfo is not None)
         refuse_unfit(found, self._shaping)
+        refuse_parked(found, self._parked)
+        for name in self._failed.keys() & found.tables.keys():
+            found.refuse(name, self._failed[name].message, self._failed[name].hint)
         found.begun = goes_on(found, self._last)
         if not (self._found or asked):
             require_readable(found)
@@ -300,6 +292,12 @@ class Snapshotter:
             filled, count, waited_s = self._fill(batch, stamp, reading, table)
         except NotNow as reason:
             self._postpone(reading, table, reason)
+            return batch
+        except SetupError as error:
+            if error.subject != table.shape.name:
+                raise
+            self._failed[table.shape.name] = error
+            self._plan_anew()
             return batch
         finally:
             self._source.end()

@@ -185,7 +185,7 @@ def test_tables_that_share_a_topic_would_take_the_schema_of_each_others_keys() -
             TopicOwners(shared, known, apart=True).require_apart(tables)
     owners = TopicOwners(shared, tables[:1], apart=True)
     with pytest.raises(OperatorNeeded, match="other would share its topic with"):
-        owners.claim(tables[1], shared.table(*tables[1]), 8)
+        owners.claim(tables[1], shared.table(*tables[1]))
 
 
 def test_avro_keys_have_the_id_of_the_last_key() -> None:

@@ -68,6 +68,11 @@ class TableShaping:
         return self.outbox is None and self.skipped != _ALL
 
 
+def nothing_of(relation: Relation) -> TableShaping:
+    """Return the plan of a relation of which nothing is published."""
+    return TableShaping(relation, TableTopic("", False), skipped=_ALL)
+
+
 class Shaping:
     """The settings, applied to one table after the other."""
 
@@ -125,7 +130,7 @@ class Shaping:
         """
         schema, table = relation.schema, relation.table
         if not self.naming.included(schema, table):
-            return TableShaping(relation, TableTopic("", False), skipped=_ALL)
+            return nothing_of(relation)
         outbox = self._settings.outbox
         skipped = self.naming.skips(schema, table)
         if outbox is not None and self.naming.has_outbox(schema, table):

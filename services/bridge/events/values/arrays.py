@@ -12,19 +12,15 @@ from services.bridge.events.values.plain import Encode
 
 _BOUNDS: Final = re.compile(rb"(?:\[[+-]?\d+:[+-]?\d+\])+=")
 _ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
-_TOKENS: Final = {
-    delimiter: re.compile(
-        rb'([{}]|%b)|"((?:[^"\\]|\\.)*)"|([^{}"\\%b]+)' % (delimiter, delimiter), re.DOTALL
-    )
-    for delimiter in (b",", b";")
-}
 
 
 def array(element: Encode, delimiter: bytes = b",") -> Encode:
-    """Return the encoder of arrays whose elements have the encoder `element`."""
-    tokens = _TOKENS.get(delimiter)
-    if tokens is None:
-        raise ValueError(f"arrays are not delimited by {delimiter!r}")
+    """Return the encoder of arrays whose elements have the encoder `element`.
+
+    `delimiter`: the element type's pg_type.typdelim, which CREATE TYPE chooses.
+    """
+    mark = re.escape(delimiter)
+    tokens = re.compile(rb'([{}]|%b)|"((?:[^"\\]|\\.)*)"|([^{}"\\%b]+)' % (mark, mark), re.DOTALL)
 
     def encode(value: bytes) -> str:
         if value[:1] == b"[":
