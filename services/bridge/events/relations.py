@@ -215,8 +215,18 @@ class Relations:
         unknown = self._encoders.unknown(oids)
         if not unknown:
             return True
-        self._await_catalog(xid)
-        self._encoders.learn(self._primary.types(unknown))
+        given = {one.type_oid: one.type_name for one in relation.columns if one.type_name}
+        names = given if self._await_catalog(xid) else {}
+        found = self._primary.types(unknown, names)
+        self._encoders.learn(found)
+        dropped = {one.oid for one in found if names.get(one.oid) == f"{one.schema}.{one.name}"}
+        if gone := [one.name for one in relation.columns if one.type_oid in dropped]:
+            logger.warning(
+                "domains of columns were dropped: values have the form of the base type, without "
+                "the modifier that the domain may have had",
+                table=f"{relation.schema}.{relation.table}",
+                columns=gone,
+            )
         for column in relation.columns:
             oid = column.type_oid
             if oid in unknown - self._text_types and not self._encoders.understood(oid):

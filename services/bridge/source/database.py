@@ -7,7 +7,7 @@ flow, another one takes its place where the server ends it (`sql_session`).
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import psycopg
 import structlog
@@ -270,10 +270,10 @@ class Primary:
             return published_tables(self._connection, self._settings.publication)
 
     @in_any_session
-    def types(self, oids: Iterable[int]) -> list[PgType]:
-        """Return the types of `oids` and the types that these consist of, without dropped ones."""
+    def types(self, oids: Collection[int], names: Mapping[int, str] | None = None) -> list[PgType]:
+        """Return the types of `oids` and the types that these consist of, as `read_types` does."""
         with self._statement("read the types"):
-            return read_types(self._connection, oids)
+            return read_types(self._connection, oids, names)
 
     def money_digits(self) -> int:
         """Return how many digits money has after the decimal point in this database's locale."""

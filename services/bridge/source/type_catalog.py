@@ -1,14 +1,43 @@
 """Reads types from the database's catalog. Source: PostgreSQL documentation, pg_type."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from services.bridge.pgoutput.type_names import PgType
 from services.postgres.server import Connection
 
 
-def read_types(connection: Connection, oids: Iterable[int]) -> list[PgType]:
-    """Read the types of `oids` and the types that these consist of, without dropped ones."""
+def read_types(
+    connection: Connection, oids: Collection[int], names: Mapping[int, str] | None = None
+) -> list[PgType]:
+    """Read the types of `oids` and the types that these consist of.
+
+    `names`: oid -> the `schema.type` that the stream gives, for a domain that of its base type
+    (pgoutput: logicalrep_write_typ). A type that was dropped since is a domain over the type of
+    that name, whose modifier nobody knows any more; without a name it is left out.
+    """
+    found = _read(connection, oids)
+    lost = {*oids}.difference(one.oid for one in found)
+    wanted = {oid: name for oid, name in (names or {}).items() if oid in lost}
+    if not wanted:
+        return found
+    rows = connection.execute(
+        """
+        SELECT n.nspname || '.' || t.typname, t.oid::bigint
+          FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+         WHERE n.nspname || '.' || t.typname = ANY (%s)
+        """,
+        [[*wanted.values()]],
+    ).fetchall()
+    bases: dict[str, int] = dict(rows)
+    for oid, name in wanted.items():
+        if name in bases:
+            schema, _, base = name.partition(".")
+            found.append(PgType(oid, schema, base, kind="d", base_oid=bases[name]))
+    return found + _read(connection, bases.values())
+
+
+def _read(connection: Connection, oids: Iterable[int]) -> list[PgType]:
     rows = connection.execute(
         """
         WITH RECURSIVE part AS (
