@@ -350,6 +350,8 @@ def test_tables_that_come_later_have_all_their_rows_as_changes(
         conninfo,
         "CREATE TABLE later (n int)",
         "INSERT INTO later SELECT generate_series(1, 20)",
+        "CREATE TABLE keyed (n int PRIMARY KEY)",
+        "INSERT INTO keyed SELECT generate_series(1, 20)",
     )
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
@@ -360,6 +362,7 @@ def test_tables_that_come_later_have_all_their_rows_as_changes(
     assert bridge.stop() == 0, bridge.output
     assert bridge.output.count("snapshot is done") == done_before
     assert assert_each_once(bridge, conninfo, "later") == {"c": 21}
+    assert assert_each_once(bridge, conninfo, "keyed") == {"c": 20}
     assert assert_each_once(bridge, conninfo) == {"r": 30, "c": 1}
 
 

@@ -208,7 +208,7 @@ def plan(
         if not wanted or not shaping.naming.publishes(schema, table):
             continue
         told = known.get((schema, table))
-        if not shape.key and apart is not None and covered(shape, apart, settings):
+        if apart and not (shape.key and request) and covered(shape, apart, settings):
             continue
         reason = unreadable(shape, shaping) if shape.key else ""
         if not shape.key and not (told and told.done and counts(told, shape, owner)):
@@ -320,7 +320,7 @@ def shows_undone(told: SnapshotProgress, owner: Owner) -> bool:
 
 
 def covered(shape: TableShape, apart: Apart, settings: SnapshotSettings) -> bool:
-    """Whether all rows of a table without a key come as changes."""
+    """Whether all rows of a table come as changes."""
     place = apart.places.get(shape.relation.oid)
     return settings.reads_without_key and apart.beginning.covers(shape, place)
 

@@ -48,7 +48,7 @@ _DENIED: LiteralString = """
 class Inspection(NamedTuple):
     """The published tables, and an xid that was assigned after they were read.
 
-    `places`: of those without a key, by oid, where it was asked for. `unpublished`: the kinds of
+    `places`: where their rows lie, by oid, if it was asked for. `unpublished`: the kinds of
     changes that the publication leaves out. `denied`: oids of tables that our role may not read.
     """
 
@@ -90,7 +90,7 @@ class SnapshotReader(RowReader):
         In this order: what was committed to a table before it joined is not published, so that it
         must have ended before rows are read. Raise NotNow where the server takes no writes, and
         where somebody has locked a table whose row filter is to be read.
-        `beginning`: that of the slot, where tables without a key are read.
+        `beginning`: that of the slot, if it is known which rows are from before it.
         """
         self._open_again()
         places: dict[int, Place] = {}
@@ -98,8 +98,7 @@ class SnapshotReader(RowReader):
         with self._statement("inspect the published tables"):
             unpublished = unpublished_changes(self._marks, self._publication)
             if beginning is not None:
-                keyless = [one.oid for one in found if not one.key]
-                places = self._places(self._marks, keyless, beginning)
+                places = self._places(self._marks, [one.oid for one in found], beginning)
             denied = self._marks.execute(_DENIED, [[one.oid for one in found]]).fetchall()
             row = one_row(self._marks.execute(_IF_WRITABLE.format("pg_current_xact_id()::text")))
         if row[0] is None:
