@@ -79,6 +79,8 @@ def make_mistakes(connection: Connection, slot: str, publication: str) -> None:
         "ALTER TABLE full_no_key REPLICA IDENTITY FULL",
         "CREATE TABLE full_key (id int PRIMARY KEY)",
         "ALTER TABLE full_key REPLICA IDENTITY FULL",
+        "CREATE TABLE full_filtered (id int PRIMARY KEY)",
+        "ALTER TABLE full_filtered REPLICA IDENTITY FULL",
         "CREATE TABLE tmp_x (id int PRIMARY KEY)",
         f"CREATE PUBLICATION {publication} FOR ALL TABLES",
         f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
@@ -124,7 +126,8 @@ def test_every_mistake_is_found_and_gone_after_its_own_change(
 ) -> None:
     trio = new_pair(settings=MISTAKEN)
     conninfo = trio.primary.conninfo(trio.dbname)
-    bridge = new_bridge(conninfo, shaping={"exclude": ["*.tmp_*"]})
+    shaping = {"exclude": ["*.tmp_*"], "filters": {"public.full_filtered": "id > 0"}}
+    bridge = new_bridge(conninfo, shaping=shaping)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         make_mistakes(connection, bridge.slot, bridge.publication)
         make_topics(kafka, topic_prefix)
@@ -146,6 +149,7 @@ def test_every_mistake_is_found_and_gone_after_its_own_change(
         finally:
             receiver.kill()
             receiver.wait(timeout=patient(30))
+        assert ("table-identity-full", "public.full_filtered") not in found.names()
         table = f"topic {topic_prefix}.public.good"
         assert found.names() >= {
             ("slot-holds-wal", "slot forgotten"),

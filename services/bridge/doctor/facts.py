@@ -42,6 +42,8 @@ class Table:
     """The settings publish its events."""
     keyed: bool
     """shaping.keys names a key for it."""
+    full_wanted: bool = False
+    """A setting may need the old values that REPLICA IDENTITY FULL tells."""
 
     @property
     def full_name(self) -> str:

@@ -185,6 +185,9 @@ def _primary(
     naming = Naming("", shaping)
     published = published_columns(connection, source.publication)
     rows = connection.execute(_TABLES).fetchall()
+    needing_old_values = {*shaping.filters, *shaping.keys, *shaping.partition_by}.union(
+        shaping.skip_unchanged
+    )
     tables = tuple(
         Table(
             schema=schema,
@@ -193,6 +196,8 @@ def _primary(
             primary_key=key,
             included=naming.included(schema, name),
             keyed=any(table_matches(pattern, schema, name) for pattern in shaping.keys),
+            full_wanted=source.of_table(source.replica_identity, (schema, name)) == "full"
+            or any(table_matches(pattern, schema, name) for pattern in needing_old_values),
         )
         for schema, name, identity, key in rows
         if (schema, name) in published

@@ -46,7 +46,7 @@ def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
             "shaping.partition_by says), which can't be compacted",
             f"ALTER TABLE {name} ADD PRIMARY KEY (…); or set shaping.keys: {{{name}: [column]}}",
         )
-    elif table.identity == "f" and table.primary_key:
+    elif table.identity == "f" and table.primary_key and not table.full_wanted:
         yield Finding(
             "table-identity-full",
             Severity.NOTE,

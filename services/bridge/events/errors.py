@@ -7,6 +7,13 @@ from schemas.errors import BadInput, ExitCode, Retryable
 from services.bridge.events.leaf_identities import LeafIdentity
 from services.bridge.pgoutput.errors import DecodeError
 
+FOR_LATER_CHANGES: Final = (
+    "for later changes; to go on after those that were made before, also where the table or "
+    "partition is dropped since, leave the table out (shaping.exclude), and once it is back make "
+    "its topic right: `slotbridge recover --force`"
+)
+"""Behind a hint that changes the table: the WAL keeps older changes as they were written."""
+
 
 class UnfitValue(ValueError):
     """A value that no schema of its column's type has; the text says why, without the value."""
@@ -198,9 +205,4 @@ def _hidden(what: str, leaves: Sequence[LeafIdentity]) -> str:
 def _altered(leaves: Sequence[LeafIdentity]) -> str:
     names = dict.fromkeys(leaf.partition for leaf in leaves[:_NAMED_MAX])
     altered = "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names)
-    return (
-        f"{altered}, or the identity of the root, for later changes; to go on after those that "
-        "were made before, also where the partition is detached or dropped since, leave the table "
-        "out (shaping.exclude), and once it is back make its topic right: `slotbridge recover "
-        "--force`"
-    )
+    return f"{altered}, or the identity of the root, {FOR_LATER_CHANGES}"
