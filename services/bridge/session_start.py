@@ -103,12 +103,13 @@ class _Opening:
     def __init__(self, settings: SessionSettings, resources: contextlib.ExitStack) -> None:
         self._settings = settings
         self._source, self._kafka, self._bridge = settings[:3]
-        self._slot = self._source.slot
-        self._prefix = self._kafka.topic_prefix
+        self._slot, self._prefix = self._source.slot, self._kafka.topic_prefix
         self._resources = resources
         self._shaping = Shaping(settings.shaping, self._prefix)
         self._waiting = WhileWaiting()
         self._claim_checks: ClaimChecks | None = None
+        compare = partial(warn_of_differences, source=self._source, shaping=settings.shaping)
+        self._compare = partial(compare, told=set())
 
     def open(self, refused: Refused, settings: RegistrySettings | None) -> Parts:
         """Perform all steps in their order; return the parts of the session."""
@@ -191,6 +192,7 @@ class _Opening:
             self._slot,
             interval_ms=self._bridge.heartbeat_interval_ms,
             patience_ms=self._bridge.connect_deadline_ms,
+            compare=self._compare,
         )
         placement = placement_of(self._settings.shaping, self._bridge, self._kafka)
         publication = self._source.publication
@@ -259,8 +261,7 @@ class _Opening:
         if self._settings.snapshot.mode != "never":
             owner = Owner(self._slot, timeline, start.end_lsn, agreed.seen.switch_points)
             if self._settings.snapshot.mode == "always":
-                since_lsn = self._settings.rows_since_lsn
-                owner = owner._replace(since_lsn=start.end_lsn if since_lsn is None else since_lsn)
+                owner = owner._replace(since_lsn=self._settings.rows_since_lsn or start.end_lsn)
             snapshot = self._open_snapshot(primary, topics, owner, encoding, group_commit, liveness)
         spool = self._open_spool(heartbeat)
         bytes_max = self._bridge.transaction_bytes_max
@@ -289,8 +290,7 @@ class _Opening:
         return partial(TracedGroupCommit, self._settings.spans, self._prefix)
 
     def _compare_publication(self, primary: Primary, topics: Topics) -> None:
-        warn = partial(warn_of_differences, source=self._source, shaping=self._settings.shaping)
-        if not primary.ask("compare the publication with the settings", warn):
+        if not primary.ask("compare the publication with the settings", self._compare):
             logger.info("not judged: whether the publication is as the settings say")
         publication, servers = self._source.publication, self._kafka.bootstrap_servers
         warn_of_compacted(self._shaping.naming, primary, publication, topics, servers)

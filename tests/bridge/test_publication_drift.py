@@ -5,11 +5,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from schemas.errors import ExitCode
 from schemas.shaping import ShapingSettings
 from schemas.source import SourceSettings
+from services.bridge.command import app
 from services.bridge.source.publication_drift import (
     NAMES,
     PublicationDifference,
@@ -25,6 +29,7 @@ from tests.bridge.test_doctor import Examined
 from tests.bridge.test_publication import run
 from tests.bridge.test_publication_options import settings
 from tests.providers.interface import Provider
+from tests.providers.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 A, B = ("public", "a"), ("public", "b")
@@ -243,3 +248,38 @@ def test_what_the_server_refuses_is_not_judged(pair: Provider, fresh_database: s
         assert without_waiting(connection, lambda c: c.execute("SELECT 1 / 0")) is None
         found = without_waiting(connection, lambda c: c.execute("SELECT 7").fetchone())
         assert found == (7,)
+
+
+def test_a_table_that_leaves_while_the_bridge_runs_is_told(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """A staging table is swapped in: the publication has the table, and does not any more."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo, tables=("public.t",)).start().streaming()
+        connection.execute("INSERT INTO t VALUES (1)")
+        bridge.caught_up()
+        assert "publication-lacks-tables" not in bridge.output
+        assert status(bridge).exit_code == 0
+        for statement in (
+            "CREATE TABLE staging (id int PRIMARY KEY)",
+            "DROP TABLE t",
+            "ALTER TABLE staging RENAME TO t",
+        ):
+            connection.execute(statement.encode())
+        eventually(lambda: "publication-lacks-tables" in bridge.output, what="it is told")
+        shown = status(bridge)
+        assert shown.exit_code == ExitCode.CHECK_FAILED
+        assert "source.tables lists public.t, which it does not have" in shown.output
+        connection.execute(f"ALTER PUBLICATION {bridge.publication} ADD TABLE t")
+        connection.execute("INSERT INTO t VALUES (2)")
+        eventually(lambda: "another table has this name now" in bridge.output, what="that, too")
+        bridge.caught_up()
+        assert status(bridge).exit_code == 0
+        assert bridge.stop() == 0, bridge.output
+    assert bridge.output.count("publication-lacks-tables") == 1
+
+
+def status(bridge: Bridge) -> Result:
+    return CliRunner().invoke(app, ["status", "--config", str(bridge.config)])

@@ -15,6 +15,7 @@ import structlog
 from schemas.errors import OperatorNeeded, SettingsError
 from schemas.schema_events import Column, SchemaEvent
 from services.bridge.events.description import Described
+from services.bridge.events.errors import FOR_LATER_CHANGES
 from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, require_told_apart, settled
@@ -111,11 +112,19 @@ class Relations:
                 plan = replace(plan, limits=found)
         except SettingsError as error:
             error.lsn = stamp.commit_lsn
+            if "REPLICA IDENTITY" in error.hint:
+                error.hint += f". A new identity is {FOR_LATER_CHANGES}"
             raise
         form = PLAIN if self._formats is None else self._formats.of(plan)
         tell = partial(self._told, plan, served, stamp.xid)
         left_out = served - {column.name for column in plan.relation.columns}
         differs = partial(self._differs, plan.relation.oid, stamp.xid)
+        if self._shapes.former_oid(plan.relation) not in (0, plan.relation.oid):
+            logger.warning(
+                "another table has this name now: the former table's rows stay in Kafka",
+                table=f"{plan.relation.schema}.{plan.relation.table}",
+                hint="`slotbridge recover --force` removes them",
+            )
         event = self._shapes.change(
             plan.relation, stamp, seq, tell, left_out=left_out, differs=differs
         )

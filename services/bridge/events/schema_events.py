@@ -38,6 +38,11 @@ class Shapes:
             return frozenset()
         return frozenset(column.name for column in last.after if column.key)
 
+    def former_oid(self, relation: Relation) -> int:
+        """Return the oid of the table that had this name at its last schema event, 0 for none."""
+        last = self._known.get((relation.schema, relation.table))
+        return 0 if last is None else last.oid
+
     def change(
         self,
         relation: Relation,

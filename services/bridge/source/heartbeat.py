@@ -19,11 +19,14 @@ from services.bridge import metrics
 from services.bridge.failpoints import reach
 from services.bridge.progress.ledger import Ledger
 from services.bridge.source.database import Primary
+from services.bridge.source.publication_reader import Question
 from services.bridge.source.sql_session import SqlSessionEnded
 
 logger = structlog.get_logger(__name__)
 
 NEVER_RECEIVED: Final = -1
+_COMPARED_EACH: Final = 6
+"""After how many heartbeats the publication is compared with the settings again."""
 _RETRY_SHARE: Final = 5
 """How many times as long as an attempt to open an SQL session the bridge waits for the next."""
 _CHECKS: Final = "the publication, synchronous_standby_names, synchronized_standby_slots, the slot"
@@ -42,9 +45,21 @@ class Moved(NamedTuple):
 class Heartbeat:
     """One for each session. `due` is when to perform it again (time.monotonic)."""
 
-    def __init__(self, slot: str, *, interval_ms: int, patience_ms: int) -> None:
-        """`patience_ms`: how long the server may let no SQL session be opened."""
+    def __init__(
+        self,
+        slot: str,
+        *,
+        interval_ms: int,
+        patience_ms: int,
+        compare: Question[bool] = lambda _: True,
+    ) -> None:
+        """`patience_ms`: how long the server may let no SQL session be opened.
+
+        `compare`: tells of what differs from the settings; it is asked now and then.
+        """
         self._slot = slot
+        self._compare = compare
+        self._beats = 0
         self._patience_s = patience_ms / 1000
         self._unjudged_since: float | None = None
         self._judged = False
@@ -92,6 +107,9 @@ class Heartbeat:
 
     def _perform(self, primary: Primary, ledger: Ledger) -> None:
         primary.check_publication()
+        self._beats += 1
+        if self._beats % _COMPARED_EACH == 0:
+            primary.ask("compare the publication with the settings", self._compare)
         self.commits_wait = primary.commits_wait()
         self._tell_of_standbys(primary, ledger.received)
         lsn = ledger.mark_origin()

@@ -30,6 +30,8 @@ NAMES: Final = (
     *("publication-column-list", "publication-lacks-operations", "table-identity-differs"),
 )
 """The names of all differences."""
+LACKING: Final = ("publication-lacks-tables", "publication-lacks-operations")
+"""The names of those by which changes that are wanted do not reach Kafka."""
 _SHOWN_MAX: Final = 5
 _LETTERS: Final = {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
 _COMMAND: Final = "slotbridge publication (--dry-run shows the statements)"

@@ -17,6 +17,7 @@ from schemas.errors import SettingsError, SetupError
 from schemas.settings import SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.source.publication_drift import (
+    PublicationDifference,
     PublicationSeen,
     has_table,
     publication_differences,
@@ -126,16 +127,23 @@ def _options(
 
 
 def warn_of_differences(
-    connection: Connection, source: SourceSettings, shaping: ShapingSettings
+    connection: Connection,
+    source: SourceSettings,
+    shaping: ShapingSettings,
+    told: set[PublicationDifference],
 ) -> bool:
     """Log each difference between the publication and the settings; return True.
 
-    Ask it by `without_waiting`, which returns None where the publication can't be read.
+    `told`: those that were there at the last call, which are not logged again. Ask it by
+    `without_waiting`, which returns None where the publication can't be read.
     """
     seen = read_publication(connection, source)
     if seen is None:
         return True
-    for one in publication_differences(source, shaping, seen):
+    before, now = {*told}, publication_differences(source, shaping, seen)
+    told.clear()
+    told.update(now)
+    for one in (one for one in now if one not in before):
         logger.warning(
             "the publication differs from the settings",
             finding=one.name,
@@ -144,6 +152,6 @@ def warn_of_differences(
             consequence=one.consequence,
             hint=one.change,
         )
-    for subject, why in seen.unjudged:
+    for subject, why in () if before else seen.unjudged:
         logger.info("not judged: the publication's row filter", table=subject, reason=why)
     return True

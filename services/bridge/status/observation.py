@@ -6,6 +6,7 @@ Reads only, and nothing is owned or fenced: it can run beside the bridge at any 
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -19,6 +20,12 @@ from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.sink.offsets import name_of
 from services.bridge.sink.topics import Topics
 from services.bridge.source.hosts import host_name, single_hosts
+from services.bridge.source.publication_drift import (
+    LACKING,
+    PublicationDifference,
+    publication_differences,
+)
+from services.bridge.source.publication_reader import read_publication, without_waiting
 from services.bridge.source.replication_connection import walsender_name
 from services.bridge.source.server_errors import connect_error
 from services.bridge.source.witness import Kind, witness_of
@@ -48,6 +55,8 @@ class HostStatus:
     """Standbys that the server awaits before it sends the bridge a commit, with their state."""
     read_only: bool = False
     """Whether its sessions can't write by default, as on a primary that slotfailover has fenced."""
+    drift: tuple[PublicationDifference, ...] = ()
+    """How the publication differs from the settings, on a primary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,8 @@ class Status:
                 f"no commits are sent before this standby has them: {standby}"
                 for standby in primary.withheld_by
             ]
+        if primary is not None:
+            found += [one.evidence for one in primary.drift if one.name in LACKING]
         found += [
             f"{host.host} is a primary, too, on timeline {host.timeline}, and takes writes that "
             "this bridge does not read: slotfailover check tells what to do"
@@ -141,7 +152,7 @@ class Status:
 
 def read_status(source: SourceSettings, kafka: KafkaSettings, shaping: ShapingSettings) -> Status:
     """Ask every host and Kafka. What does not answer is part of the result, not an error."""
-    hosts = tuple(_host(conninfo, source.slot, source.witness) for conninfo in single_hosts(source))
+    hosts = tuple(_host(conninfo, source, shaping) for conninfo in single_hosts(source))
     topics = Topics(kafka, shaping)
     missing, kafka_problem = _or_problem(lambda: _leaderless(topics))
     found: tuple[ProgressRecord | None, list[PreparedRecord]] | None = None
@@ -181,7 +192,7 @@ def _waiting(record: PreparedRecord, primary: HostStatus | None) -> Waiting:
     )
 
 
-def _host(conninfo: str, slot: str, kind: Kind) -> HostStatus:
+def _host(conninfo: str, source: SourceSettings, shaping: ShapingSettings) -> HostStatus:
     where, name = conninfo_to_dict(conninfo), host_name(conninfo)
     try:
         with psycopg.connect(
@@ -190,7 +201,12 @@ def _host(conninfo: str, slot: str, kind: Kind) -> HostStatus:
             application_name="slotbridge status",
             options=f"{where.get('options') or ''} -c statement_timeout=10s",
         ) as connection:
-            return _read(connection, name, slot, kind)
+            found = _read(connection, name, source.slot, source.witness)
+            if found.role == "standby":
+                return found
+            seen = without_waiting(connection, partial(read_publication, source=source))
+            drift = publication_differences(source, shaping, seen) if seen is not None else ()
+            return replace(found, drift=tuple(drift))
     except psycopg.Error as error:
         return HostStatus(name, problem=connect_error(str(error), name).message)
 

@@ -38,6 +38,8 @@ def _lines(status: Status) -> Iterator[str]:
         yield f"waiting   no session starts before this partition has a leader: {partition}"
     for host in status.hosts:
         yield f"{host.role or 'host':<9} {host.host}: {_host(host)}"
+        for one in host.drift:
+            yield f"differs   {one.subject}: {one.evidence}: {one.change}"
         for standby in host.withheld_by:
             yield f"waiting   no commits are sent before this standby has them: {standby}"
     for waiting in status.waiting:
