@@ -192,8 +192,8 @@ class _Opening:
             self._slot,
             interval_ms=self._bridge.heartbeat_interval_ms,
             patience_ms=self._bridge.connect_deadline_ms,
-            compare=self._compare,
         )
+        heartbeat.compare = self._compare
         placement = placement_of(self._settings.shaping, self._bridge, self._kafka)
         publication = self._source.publication
         check_settings(self._shaping, primary, publication, topics, record, placement)

@@ -201,7 +201,7 @@ def test_a_signal_whose_row_has_a_number_of_any_size_is_read() -> None:
     [
         "created_at > '2024-01-01' AND note = 'it''s; (so)'",
         """(id BETWEEN 1 AND 5 OR "Größe" NOT IN (1.5, -2e3, .5)) AND NOT (gone IS NOT NULL)""",
-        "made < CURRENT_TIMESTAMP - interval '1 day' AND made::date >= date '2024-01-01'",
+        "made < CURRENT_TIMESTAMP - '1 day'::interval AND made::date >= '2024-01-01'",
         "note::int % 2 = 0 AND name ILIKE 'a%' AND data->>'a' IS DISTINCT FROM 'b'",
         "größe = ANY ('{1,2}'::_int4) OR id = ANY (ARRAY[1, 2])",
     ],

@@ -32,7 +32,6 @@ _BEFORE: Final = frozenset(
     )
 )
 """Words that may stand before `(` or a literal: no function or type has such a name, unquoted."""
-_TYPED: Final = frozenset(("date", "time", "timestamp", "timestamptz", "interval"))
 _TYPES: Final = frozenset(TYPE_NAMES.values()) | frozenset(
     ("int", "integer", "bigint", "smallint", "boolean", "decimal", "real", "float")
 )
@@ -56,6 +55,6 @@ def forbidden_part(condition: str) -> str:
         named = was == "quoted" or (was == "word" and last not in _BEFORE)
         if depth < 0 or before in _NEVER or (was == "cast" and before not in _TYPES):
             return repr(text)
-        if named and (before == "(" or (kind == "literal" and last not in _TYPED)):
+        if named and (before == "(" or kind == "literal"):
             return repr(last + text)
     return repr(condition[-10:]) if depth else ""

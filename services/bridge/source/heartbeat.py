@@ -45,21 +45,12 @@ class Moved(NamedTuple):
 class Heartbeat:
     """One for each session. `due` is when to perform it again (time.monotonic)."""
 
-    def __init__(
-        self,
-        slot: str,
-        *,
-        interval_ms: int,
-        patience_ms: int,
-        compare: Question[bool] = lambda _: True,
-    ) -> None:
-        """`patience_ms`: how long the server may let no SQL session be opened.
-
-        `compare`: tells of what differs from the settings; it is asked now and then.
-        """
+    def __init__(self, slot: str, *, interval_ms: int, patience_ms: int) -> None:
+        """`patience_ms`: how long the server may let no SQL session be opened."""
         self._slot = slot
-        self._compare = compare
         self._beats = 0
+        self.compare: Question[bool] = lambda _: True
+        """Tells how the publication differs from the settings, asked now and then."""
         self._patience_s = patience_ms / 1000
         self._unjudged_since: float | None = None
         self._judged = False
@@ -109,7 +100,7 @@ class Heartbeat:
         primary.check_publication()
         self._beats += 1
         if self._beats % _COMPARED_EACH == 0:
-            primary.ask("compare the publication with the settings", self._compare)
+            primary.ask("compare the publication with the settings", self.compare)
         self.commits_wait = primary.commits_wait()
         self._tell_of_standbys(primary, ledger.received)
         lsn = ledger.mark_origin()

@@ -1,6 +1,6 @@
 """Reads types from the database's catalog. Source: PostgreSQL documentation, pg_type."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from services.bridge.pgoutput.type_names import PgType
@@ -16,32 +16,12 @@ def read_types(
     (pgoutput: logicalrep_write_typ). A type that was dropped since is a domain over the type of
     that name, whose modifier nobody knows any more; without a name it is left out.
     """
-    found = _read(connection, oids)
-    lost = {*oids}.difference(one.oid for one in found)
-    wanted = {oid: name for oid, name in (names or {}).items() if oid in lost}
-    if not wanted:
-        return found
-    rows = connection.execute(
-        """
-        SELECT n.nspname || '.' || t.typname, t.oid::bigint
-          FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
-         WHERE n.nspname || '.' || t.typname = ANY (%s)
-        """,
-        [[*wanted.values()]],
-    ).fetchall()
-    bases: dict[str, int] = dict(rows)
-    for oid, name in wanted.items():
-        if name in bases:
-            schema, _, base = name.partition(".")
-            found.append(PgType(oid, schema, base, kind="d", base_oid=bases[name]))
-    return found + _read(connection, bases.values())
-
-
-def _read(connection: Connection, oids: Iterable[int]) -> list[PgType]:
+    names = names or {}
     rows = connection.execute(
         """
         WITH RECURSIVE part AS (
-            SELECT unnest(%s::oid[]) AS oid
+            SELECT t.oid FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+             WHERE t.oid = ANY (%s::oid[]) OR n.nspname || '.' || t.typname = ANY (%s)
             UNION
             SELECT next.oid FROM part JOIN pg_type t USING (oid),
                    LATERAL (VALUES (t.typbasetype), (t.typelem)) AS next (oid)
@@ -59,9 +39,13 @@ def _read(connection: Connection, oids: Iterable[int]) -> list[PgType]:
                AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
           LEFT JOIN pg_extension e ON e.oid = d.refobjid
         """,
-        [list(oids)],
+        [[*oids], [*names.values()]],
     ).fetchall()
-    return [replace(PgType(*row), labels=tuple(labels)) for *row, labels in rows]
+    found = [replace(PgType(*row), labels=tuple(labels)) for *row, labels in rows]
+    bases = {f"{one.schema}.{one.name}": one for one in found}
+    lost = {*oids}.intersection(names).difference(one.oid for one in found)
+    of = ((oid, bases[names[oid]]) for oid in lost if names[oid] in bases)
+    return found + [PgType(oid, one.schema, one.name, "d", one.oid) for oid, one in of]
 
 
 def money_digits(connection: Connection) -> int:
