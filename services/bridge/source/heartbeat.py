@@ -25,7 +25,7 @@ from services.bridge.source.sql_session import SqlSessionEnded
 logger = structlog.get_logger(__name__)
 
 NEVER_RECEIVED: Final = -1
-_COMPARED_EACH: Final = 6
+_COMPARED_EACH: Final = 30
 """After how many heartbeats the publication is compared with the settings again."""
 _RETRY_SHARE: Final = 5
 """How many times as long as an attempt to open an SQL session the bridge waits for the next."""
