@@ -309,10 +309,13 @@ def test_a_primary_behind_its_standby_feeds_no_subscription() -> None:
 
 
 def test_while_no_primary_answers_a_rollback_leads_nothing_to_an_old_one() -> None:
-    there = subscriber("sub", subscription("s1", at="a", comment=MARK, enabled=False))
+    there = subscriber("sub", subscription("s1", at="a", marked=True))
     view = View((node("a", None), node("b", None)), (there,))
     with pytest.raises(OperatorNeeded, match="b does not answer as a standby"):
         plan_rollback(view, Request())
+    older = subscriber("sub", subscription("s1", at="a", comment=MARK, enabled=False))
+    plan = plan_rollback(replace(view, subscribers=(older,)), Request())
+    assert (plan.steps, [left.subject for left in plan.left]) == ((), ["sub/s1"])
 
 
 @pytest.mark.parametrize("marker", ["rewound", "copied"])

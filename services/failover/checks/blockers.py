@@ -119,7 +119,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             name,
         )
     flushed = slot.confirmed_flush_lsn or 0
-    if not slot.synced and flushed > position:
+    if not slot.synced and flushed > position and not _fed_by(subscription, node):
         return Blocker(
             where,
             f"the slot {name} on {node.name} was made after the failover and begins at "
@@ -135,13 +135,9 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
 def _without_position(
     where: str, subscription: Subscription, node: Node, slot: Slot
 ) -> Blocker | None:
-    """Return why nothing proves that a slot which was not synchronized feeds all; None if it does.
-
-    On timeline 1 nobody was promoted, so no slot was lost with a primary.
-    """
+    """Return why nothing proves that a slot that was not synchronized has all; None if it has."""
     timeline, name, met = node.known_state.server.timeline, slot.slot_name, subscription.milestone
-    own = node.milestone(met.address if met is not None else "")
-    if timeline == 1 or (met is not None and met == own):
+    if _fed_by(subscription, node):
         return None
     noted = f"its note says {met}" if met is not None and met.timeline else "no note says so"
     return Blocker(
@@ -155,6 +151,16 @@ def _without_position(
         name,
         skippable=True,
     )
+
+
+def _fed_by(subscription: Subscription, node: Node) -> bool:
+    """Tell whether the node's own timeline is known to have fed the subscription.
+
+    On timeline 1 nobody was promoted, so no slot was lost with a primary.
+    """
+    met = subscription.milestone
+    known = met is not None and met == node.milestone(met.address)
+    return known or node.known_state.server.timeline == 1
 
 
 def _left_its_timeline(

@@ -78,7 +78,7 @@ def subscriber_answers(facts: Facts) -> Iterator[Seen]:
 )
 def subscription_enabled(facts: Facts) -> Iterator[Seen]:
     yield from _unseen(facts)
-    for subscriber, subscription in facts.view.ours():
+    for subscriber, subscription in (*facts.view.ours(), *facts.view.fed_by_standbys()):
         where = f"{subscriber.name}/{subscription.name}"
         state = "t" if subscription.enabled else "f"
         mark = ", disabled by slotfailover" if subscription.marked else ""
@@ -101,7 +101,7 @@ def subscription_enabled(facts: Facts) -> Iterator[Seen]:
 )
 def subscription_worker(facts: Facts) -> Iterator[Seen]:
     yield from _unseen(facts)
-    for subscriber, subscription in facts.view.ours():
+    for subscriber, subscription in (*facts.view.ours(), *facts.view.fed_by_standbys()):
         where = f"{subscriber.name}/{subscription.name}"
         if not subscription.enabled or not facts.above:
             continue

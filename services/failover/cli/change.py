@@ -34,7 +34,7 @@ from services.failover.cli.options import (
     known_slots,
     settings_of,
 )
-from services.failover.execute.history import read_history, unfinished
+from services.failover.execute.history import promoted_by, read_history, unfinished
 from services.failover.execute.interruption import Interruption
 from services.failover.execute.journal import Entry, Journal
 from services.failover.execute.lock import Lock, locked
@@ -49,7 +49,13 @@ from services.failover.plan.failover import plan_failover
 from services.failover.plan.notes import merge
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.request import OPERATION, Plan, Request, plan_as_json
-from services.failover.plan.resume import Intent, Planner, choose, offering_way_back
+from services.failover.plan.resume import (
+    Intent,
+    Planner,
+    choose,
+    offering_way_back,
+    require_not_promoted,
+)
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.runtime.process import exit_codes
 
@@ -177,6 +183,7 @@ def resume(
             revive=begun is None or begun.command != "failover",
         )
         if rollback:
+            require_not_promoted(view, promoted_by(entries, begun))
             require_nothing_ordered(cluster, view.standbys)
             return plan_rollback, request
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None

@@ -143,11 +143,13 @@ def _consumers(view: View) -> list[Line]:
     primary = view.primary
     state = primary.state if primary is not None else None
     found = []
-    for subscriber, subscription in (*view.ours(), *view.marked_elsewhere()):
+    by_standbys = view.fed_by_standbys()
+    for subscriber, subscription in (*view.ours(), *view.marked_elsewhere(), *by_standbys):
         name = f"{subscriber.name}/{subscription.name}"
-        where = next(
-            (n.name for n in view.nodes if subscription.conninfo.leads_to(n.endpoints)), "elsewhere"
-        )
+        led = [n for n in view.nodes if subscription.conninfo.leads_to(n.endpoints)]
+        where = led[0].name if led else "elsewhere"
+        if (subscriber, subscription) in by_standbys:
+            state = led[0].state
         slot = state.slot(subscription.slot_name or "") if state is not None else None
         written = state.replication.written_lsn if state is not None else None
         words = ["enabled" if subscription.enabled else "DISABLED", f"leads to {where}"]

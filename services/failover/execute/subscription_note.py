@@ -7,7 +7,7 @@ import psycopg
 from services.failover.model.statements import comment_on, unmarked
 from services.failover.model.timelines import Milestone
 from services.failover.model.view import Node, View
-from services.failover.plan.invariants import moves
+from services.failover.plan.feeding import moves
 from services.postgres.server import Connection
 
 

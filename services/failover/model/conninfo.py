@@ -127,6 +127,11 @@ class Conninfo:
         follows = self.value("target_session_attrs") in _FOLLOWING
         return self.names(endpoints) and (follows or not several)
 
+    @property
+    def takes_any_primary(self) -> bool:
+        """Of its several hosts libpq takes any primary, also one that takes no writes."""
+        return len(self.endpoints) > 1 and self.value("target_session_attrs") == "primary"
+
     def at(self, address: Address) -> "Conninfo":
         """Return the same connection string with host, hostaddr and port of `address` alone."""
         wanted = {

@@ -296,8 +296,12 @@ class View:
         return None
 
     def ours(self) -> list[tuple[Subscriber, Subscription]]:
-        """Return the subscriptions that this pair feeds, in order of subscriber and name."""
+        """Return the subscriptions that the primary feeds, in order of subscriber and name."""
         return self._all(self._feeds)
+
+    def fed_by_standbys(self) -> list[tuple[Subscriber, Subscription]]:
+        """Return the subscriptions that a standby feeds, and that stay there whoever leads."""
+        return self._all(lambda s: self._leads_here(s) and self._standby_feeds(s))
 
     def strangers(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that another cluster feeds."""
@@ -309,7 +313,7 @@ class View:
 
     def marked_elsewhere(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that lead here, and that a run of another cluster disabled."""
-        return self._all(lambda s: self._leads_here(s) and not self._feeds(s))
+        return self._all(lambda s: s.marked and self._leads_here(s) and not self._feeds(s))
 
     def astray(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that a run has disabled, and that lead to another cluster."""
@@ -346,10 +350,24 @@ class View:
         return [(who, met) for who, met in everything if met.system == self.system]
 
     def _feeds(self, subscription: Subscription) -> bool:
-        """Tell whether it leads here, and no run of another cluster's has disabled it."""
+        """Tell whether it is to be fed by the primary, and no other cluster's run disabled it."""
         mark = subscription.destination
         ours = mark is None or not mark.system or self.system in ("", mark.system)
-        return ours and self._leads_here(subscription)
+        return ours and self._leads_here(subscription) and not self._standby_feeds(subscription)
+
+    def _standby_feeds(self, subscription: Subscription) -> bool:
+        """Tell whether it leads to a standby that answers, to a slot that was made there.
+
+        PostgreSQL makes no failover slot on a standby: what an old primary has left is one, and
+        the copy of one is synchronized.
+        """
+        named = [n for n in self.nodes if subscription.conninfo.names(n.endpoints)]
+        if subscription.disabled_for is not None or len(named) != 1 or not named[0].standby:
+            return False
+        slot = named[0].known_state.slot(subscription.slot_name or "")
+        if slot is None or slot.failover or slot.synced:
+            return False
+        return slot.slot_type == "logical"
 
     def _leads_here(self, subscription: Subscription) -> bool:
         """Judge by a known address, the server that answered there, or what was noted about it.

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 from schemas.errors import ExitCode
 from services.failover.checks.blockers import (
     Blocker,
-    fault_of,
     lost_copies,
     unidentified,
     unreachable,
 )
-from services.failover.checks.half_moved import held, stays_disabled
+from services.failover.checks.half_moved import stays_disabled
 from services.failover.checks.readiness import judge_promoted
 from services.failover.model.standby_settings import (
     commits_can_go_on,
@@ -30,9 +29,9 @@ from services.failover.model.standby_settings import (
     slots_that_exist,
 )
 from services.failover.model.view import FENCE
+from services.failover.plan.feeding import clings, judge, misled, moves
 from services.failover.plan.invariants import (
     has_stray_fence,
-    moves,
     require_nobody_left,
     require_privileges,
     require_unfencing,
@@ -87,7 +86,8 @@ def detach(draft: Draft, new: Node) -> None:
     """
     for subscriber, found in draft.view.ours():
         given_up = f"{subscriber.name}/{found.name}" in draft.request.given_up
-        if given_up or not subscriber.usable or not moves(found, new):
+        leaves = moves(found, new) or clings(draft.view, found, new)
+        if given_up or not subscriber.usable or not leaves:
             continue
         doubt = doubt_now(draft.view, draft.request, subscriber, found, new)
         anew = found.marked and doubt is None and not subscriptions.leads(found, new)
@@ -149,24 +149,16 @@ def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]
             continue
         if not subscription.enabled and not subscription.marked:
             notes.append(stays_disabled(subscriber, subscription))
-        doubt = doubt_now(view, request, subscriber, subscription, node)
-        if doubt is not None:
-            left.append(held(doubt, node))
+        verdict = judge(view, request, subscriber, subscription, node)
+        if verdict.blocker is not None and verdict.accepted:
+            notes.append(f"loss accepted: {verdict.blocker.line}")
+        elif verdict.blocker is not None:
+            left.append(verdict.blocker)
+        if not verdict.may_lead:
             continue
-        if not reachable_from(subscriber, subscription, node):
-            left.append(_no_address(subscriber, subscription, node))
-            continue
-        fault = _fault(subscriber, subscription, node)
-        accepted = fault is not None and fault.slot in request.accept_loss_of
-        if fault is not None and accepted:
-            notes.append(f"loss accepted: {fault.line}")
-        elif fault is not None:
-            left.append(fault)
         left += lost_copies(subscriber, subscription, node)
-        may_go_on = fault is None or (accepted and fault.skippable)
-        draft.add(*_moves_of(subscriber, subscription, node, may_go_on=may_go_on))
-        feeds = may_go_on and (subscription.enabled or subscription.marked)
-        if feeds and subscription.slot_name:
+        _move(draft, subscriber, subscription, node, may_feed=verdict.may_feed)
+        if verdict.may_feed and subscription.slot_name:
             fed.add(subscription.slot_name)
     # After a move all are verified, also those that have come by themselves.
     fresh = draft.request.promoted == primary
@@ -176,22 +168,6 @@ def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]
     if view.bridge_slot is not None:
         left += _bridge(draft, node, view.bridge_slot, fresh=fresh)
     return notes
-
-
-def reachable_from(subscriber: Subscriber, subscription: Subscription, node: Node) -> bool:
-    """Tell whether the subscription leads to the node, or can be led to it."""
-    return not moves(subscription, node) or not node.private or subscriber.local
-
-
-def _no_address(subscriber: Subscriber, subscription: Subscription, node: Node) -> Blocker:
-    return Blocker(
-        f"{subscriber.name}/{subscription.name}",
-        f"the only known address of {node.name}, {node.address}, leads to another server on the "
-        f"machine of {subscriber.name}",
-        f"set failover.advertised.{node.name} to the address by which {subscriber.name} reaches "
-        "it, and run slotfailover repoint",
-        ExitCode.SETTINGS,
-    )
 
 
 def _flows(node: Node, name: str) -> bool:
@@ -242,30 +218,29 @@ def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Blocker
     return []
 
 
-def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Blocker | None:
-    """Return why the subscription can't go on, None also if an operator keeps it disabled."""
-    if not (subscription.marked or subscription.enabled):
-        return None
-    unproven = subscription.marked or moves(subscription, node)
-    return fault_of(subscriber, subscription, node, positions=unproven)
+def _move(
+    draft: Draft, subscriber: Subscriber, subscription: Subscription, node: Node, *, may_feed: bool
+) -> None:
+    """Add the steps that a subscription still needs to follow the new primary.
 
-
-def _moves_of(
-    subscriber: Subscriber, subscription: Subscription, node: Node, *, may_go_on: bool
-) -> list[Step]:
-    """Return the steps that a subscription still needs to follow the new primary.
-
-    A subscription that may not go on ends repointed and disabled.
+    A subscription that may not be fed ends repointed and disabled. One that clings to a fenced
+    primary is disabled and enabled, once in a run, so that its worker connects anew.
     """
-    elsewhere = moves(subscription, node)
-    steps = []
-    if elsewhere and subscription.enabled:
-        steps.append(subscriptions.disable(subscriber, subscription, node))
+    elsewhere = moves(subscription, node) or misled(draft.view, subscription, node)
+    again = f"{subscriber.name}/{subscription.name}" not in draft.request.marked
+    leaves = moves(subscription, node) or (again and clings(draft.view, subscription, node))
+    disabled = leaves and subscription.enabled
+    if disabled:
+        draft.add(subscriptions.disable(subscriber, subscription, node))
     if elsewhere:
-        steps.append(subscriptions.repoint(subscriber, subscription, node))
-    if may_go_on and (subscription.marked or (elsewhere and subscription.enabled)):
-        steps.append(subscriptions.enable(subscriber, subscription, node))
-    return steps
+        draft.add(subscriptions.repoint(subscriber, _now(draft, subscriber, subscription), node))
+    if may_feed and (subscription.marked or disabled):
+        draft.add(subscriptions.enable(subscriber, _now(draft, subscriber, subscription), node))
+
+
+def _now(draft: Draft, subscriber: Subscriber, subscription: Subscription) -> Subscription:
+    """Return the subscription as the steps planned so far leave it."""
+    return draft.view.subscription(subscriber.name, subscription.name) or subscription
 
 
 def resets(node: Node) -> tuple[Step, ...]:

@@ -36,9 +36,9 @@ from services.failover.model.topology import follows
 from services.failover.model.view import Reach
 from services.failover.plan.completion import complete, detach, resets
 from services.failover.plan.evidence import cant_tell, drained, require_proof, to_ask
+from services.failover.plan.feeding import moves
 from services.failover.plan.invariants import (
     check_invariants,
-    moves,
     require_changeable,
     require_limits,
     require_privileges,

@@ -10,6 +10,7 @@ from services.failover.checks.readiness import Readiness, judge_all
 from services.failover.model import statements
 from services.failover.model.view import Reach
 from services.failover.plan.evidence import not_let_in, require_proof
+from services.failover.plan.feeding import clings, judge, led_to, moves
 from services.failover.plan.request import OPERATION, Plan, Request, after_step
 from services.failover.plan.steps.step import Action
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from services.failover.checks.blockers import Blocker
-    from services.failover.model.subscription import Subscription
     from services.failover.model.view import Node, View
     from services.failover.plan.steps.step import Step
 
@@ -91,7 +91,7 @@ def _broken_rule(step: Step, view: View, request: Request) -> str:
         fed = [
             s.name
             for where, s in view.ours()
-            if where.usable and s.enabled and moves(s, node)
+            if where.usable and s.enabled and (moves(s, node) or clings(view, s, node))
             if f"{where.name}/{s.name}" not in request.given_up
         ]
         return f"subscriptions are enabled: {', '.join(fed)}" if fed else ""
@@ -100,14 +100,24 @@ def _broken_rule(step: Step, view: View, request: Request) -> str:
     if step.action is Action.STOP and view.node(step.server).writable:
         return f"{step.server} takes writes"
     if step.action in (Action.REPOINT, Action.ENABLE):
-        subscription = view.subscription(step.server, step.subject)
-        if subscription is None or subscription.enabled:
-            return "the subscription is not there or enabled"
-        if view.primary is not node:
-            return f"{node.name} is not the primary"
-        if step.action is Action.ENABLE and not subscription.conninfo.leads_to(node.endpoints):
-            return "it still leads elsewhere"
+        return _misfed(step, view, request)
     return ""
+
+
+def _misfed(step: Step, view: View, request: Request) -> str:
+    """Return why the step's node must not get or feed the subscription, "" if it may."""
+    node, found = view.node(step.node), view.subscription(step.server, step.subject)
+    (subscriber,) = (each for each in view.subscribers if each.name == step.server)
+    if found is None or found.enabled:
+        return "the subscription is not there or enabled"
+    verdict = judge(view, request, subscriber, found, node)
+    if not (verdict.may_feed if step.action is Action.ENABLE else verdict.may_lead):
+        why = verdict.blocker.reason if verdict.blocker is not None else "a person has disabled it"
+        return f"{node.name} must not feed it: {why}"
+    if node.leading and not node.fenced and view.primary != node:
+        return f"{node.name} is not the primary"
+    astray = step.action is Action.ENABLE and led_to(view, found, node) != node
+    return "it still leads elsewhere" if astray else ""
 
 
 def require_nobody_hidden(view: View) -> None:
@@ -212,6 +222,21 @@ def require_nobody_left(left: Iterable[Blocker], request: Request) -> None:
         )
 
 
+def require_slots_kept(left: Iterable[Blocker]) -> None:
+    """Raise OperatorNeeded (NOT_READY) where a switchover would give up a consumer's slot."""
+    lost = [item for item in left if item.slot and item.exit_code is ExitCode.NOT_READY]
+    if lost:
+        raise OperatorNeeded(
+            "consumers would be given up: " + "; ".join(f"{i.subject}: {i.reason}" for i in lost),
+            operation=OPERATION,
+            subject=lost[0].subject,
+            hint="let the slot be synchronized: ALTER SUBSCRIPTION … SET (failover = true), while "
+            "it is disabled; or accept the loss: "
+            + " ".join(f"--accept-loss-of {item.slot}" for item in lost),
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
 def require_tight(node: Node, ends: tuple[str, ...]) -> None:
     """Raise OperatorNeeded (NOT_READY) if a fence would not hold and no command ends the node.
 
@@ -311,8 +336,3 @@ def missing_privilege(node: Node, lacks: str, grant: str = "") -> SetupError:
         + (f", or {grant}" if grant else ""),
         exit_code=ExitCode.PRIVILEGE_MISSING,
     )
-
-
-def moves(subscription: Subscription, node: Node) -> bool:
-    """Return whether the subscription has to be moved to reach the node."""
-    return not subscription.conninfo.leads_to(node.endpoints)

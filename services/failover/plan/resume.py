@@ -12,11 +12,13 @@ A begin of another cluster, of an older timeline, or more than a day away does n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
+from services.failover.checks.half_moved import arrived
+from services.failover.model.destination import named
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.failover import plan_failover, took_over
 from services.failover.plan.request import Plan, Request
@@ -117,6 +119,32 @@ def intent_of(request: Request, view: View) -> dict[str, Any]:
             default=request.begun_on,
         ),
     }
+
+
+def require_not_promoted(view: View, ordered: Collection[str]) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where a run that is to be undone has promoted a standby.
+
+    `ordered`: the nodes that this run has told to promote themselves. A subscription that waits for
+    a primary on the timeline that it was promised tells of the same.
+    """
+    for node in view.writable:
+        promised = [
+            f"{where.name}/{found.name}"
+            for where, found in view.awaiting()
+            if (led := found.disabled_for) is not None
+            and led.node == named(node.name)
+            and arrived(led, found, node)
+        ]
+        if node.name in ordered or promised:
+            waiting = f": {', '.join(promised)} waits for it" if promised else ""
+            raise OperatorNeeded(
+                f"{node.name} was promoted, and nothing goes back to an older primary{waiting}",
+                operation="roll back",
+                subject=node.name,
+                hint="slotfailover resume goes on with what is left; slotfailover switchover "
+                "makes another node the primary",
+                exit_code=ExitCode.SPLIT_BRAIN,
+            )
 
 
 def choose(view: View, request: Request, intent: Intent | None) -> tuple[Planner, Request]:

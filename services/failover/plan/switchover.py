@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover.checks.blockers import Blocker, foreign, unreachable
-from services.failover.checks.half_moved import held, stays_disabled, void_mark
+from services.failover.checks.half_moved import stays_disabled, void_mark
 from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.model.standby_settings import listed
@@ -34,10 +34,10 @@ from services.failover.model.view import Reach
 from services.failover.plan.completion import complete, detach, resets
 from services.failover.plan.evidence import require_proof
 from services.failover.plan.failover import plan_failover, require_node
+from services.failover.plan.feeding import judge, led_to
 from services.failover.plan.invariants import (
     check_invariants,
     missing_privilege,
-    moves,
     require_changeable,
     require_limits,
     require_nobody_hidden,
@@ -46,13 +46,13 @@ from services.failover.plan.invariants import (
     require_ready,
     require_replaying,
     require_same_timeline,
+    require_slots_kept,
     require_tight,
 )
 from services.failover.plan.request import Draft, Plan, Request
 from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
 from services.failover.plan.steps.step import active
 from services.failover.plan.succession import (
-    doubt_now,
     require_newest_known,
     require_unpromoted,
     vouched,
@@ -119,31 +119,29 @@ def plan_rollback(view: View, request: Request) -> Plan:
     why = f"{name} was not replaced and goes on" if name else "nothing was promoted"
     notes = vouched(view, request, old) if old is not None else []
     notes += [stays_disabled(where, found) for where, found in view.ours() if void_mark(found)]
-    return Plan(name, why, tuple(draft.steps), (), tuple(left), tuple(notes))
+    plan = Plan(name, why, tuple(draft.steps), (), tuple(left), tuple(notes))
+    check_invariants(plan, view, request)
+    return plan
 
 
 def _enable_again(draft: Draft, old: Node | None) -> list[Blocker]:
-    """Plan to enable what runs have disabled; return what has to stay so.
-
-    A subscription that was only disabled, and not moved yet, leads where it led before, also by an
-    address that nobody knows.
-    """
+    """Plan to enable what runs have disabled; return what has to stay so."""
     view, request = draft.view, draft.request
     left: list[Blocker] = []
     for subscriber, found in view.ours():
         if not subscriber.usable or found.destination is None:
             continue
-        known = _led_to(found, view)
-        led = old if known is None and found.destination.left else known
-        doubt = doubt_now(view, request, subscriber, found, old) if old is not None else None
-        if old is not None and doubt is not None:
-            left.append(held(doubt, old))
-        elif led is None or (old is not None and led.name != old.name):
+        led = led_to(view, found, old)
+        node = old or led
+        verdict = judge(view, request, subscriber, found, node) if node is not None else None
+        if verdict is not None and not verdict.may_feed and verdict.blocker is not None:
+            left.append(verdict.blocker)
+        elif node is None or led is None or led.name != node.name:
             left.append(_stays_disabled(subscriber, found))
         else:
             if old is None:
-                require_unpromoted(view, request, led)
-            draft.add(subscriptions.enable(subscriber, found, led))
+                require_unpromoted(view, request, node)
+            draft.add(subscriptions.enable(subscriber, found, node))
     return left
 
 
@@ -154,11 +152,6 @@ def _stays_disabled(subscriber: Subscriber, subscription: Subscription) -> Block
         "address of the primary",
         "slotfailover repoint leads it to the primary, once there is one",
     )
-
-
-def _led_to(subscription: Subscription, view: View) -> Node | None:
-    """Return the node that the subscription leads to, None if it leads to none."""
-    return next((node for node in view.nodes if not moves(subscription, node)), None)
 
 
 def _whole(view: View, request: Request, old: Node) -> Plan:
@@ -195,6 +188,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     require_proof(draft.view, told, draft.view.node(new.name))
     draft.add(promotion.promote(new, final, lambda seen: require_promotable(seen, told, new.name)))
     rest = complete(draft, new.name)
+    require_slots_kept(rest.left)
     notes = [] if request.target else passed_over(view, new)
     notes += [*_notes(view, old, slots, stops=stops), *vouched(view, request, old)]
     return replace(

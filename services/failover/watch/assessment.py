@@ -20,7 +20,7 @@ from schemas.errors import SlotbridgeError
 from services.failover.checks.half_moved import disabled_by_runs
 from services.failover.model.topology import follows
 from services.failover.model.view import Reach
-from services.failover.plan.invariants import moves
+from services.failover.plan.feeding import moves
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.steps.step import OF_SUBSCRIBERS
 

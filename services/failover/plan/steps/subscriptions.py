@@ -54,6 +54,8 @@ def disable(
 def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
     """Point the subscription at the new primary."""
     conninfo = subscription.conninfo.at(node.address)
+    if subscription.conninfo.leads_to(node.endpoints):  # by its list, which must skip a fenced one
+        conninfo = subscription.conninfo.with_value("target_session_attrs", "read-write")
     noted = statements.noted(
         subscription.comment, _cluster_of(node, subscription, str(node.address))
     )
@@ -70,7 +72,14 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
         effect=_changing(
             subscriber, subscription, lambda s: replace(s, conninfo=conninfo, comment=comment)
         ),
-        holds=_asking(subscriber, subscription, lambda s: s.conninfo.leads_to(node.endpoints)),
+        holds=_asking(
+            subscriber,
+            subscription,
+            lambda s: (
+                s.conninfo.leads_to(node.endpoints)
+                and s.conninfo.takes_any_primary == conninfo.takes_any_primary
+            ),
+        ),
         shown=statements.connection(subscription.name, conninfo, comment, masked=True),
         sql=statements.connection(subscription.name, conninfo, comment, masked=False),
     )

@@ -72,7 +72,7 @@ def boxes_of(view: View) -> list[Box]:
         for other in view.nodes:
             if other.name not in placed and other.state is not None and _above(view, other) is node:
                 place(other, depth + 1, number)
-        for subscriber, found in view.ours():
+        for subscriber, found in (*view.ours(), *view.fed_by_standbys()):
             if found.conninfo.names(node.endpoints) and node is _feeder(view, found):
                 next(numbers)
                 boxes.append(_of_subscription(subscriber, found, depth + 1, number))
