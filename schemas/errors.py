@@ -10,7 +10,7 @@
 Every service raises subclasses or instances of these; foreign errors are translated at the seam.
 """
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from schemas.lsn import format_lsn
 
@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
     """The exit status of a command. Documented in docs/OPERATIONS.md; values never change."""
 
     OK = 0
-    CHECK_FAILED = 1  # the command ran; its check or comparison failed
+    CHECK_FAILED = 1  # the command ran; its check or comparison failed, or something is left
     SETTINGS = 2
     SERVER_UNREACHABLE = 10
     SLOT_IN_USE = 11
@@ -47,6 +47,22 @@ class ExitCode(IntEnum):
     UNDECODABLE = 40
     RECORD_REFUSED = 41
     BUG = 70
+
+
+class Changes(StrEnum):
+    """What a command of slotfailover has changed. Documented with the exit codes."""
+
+    ALL = "all that it was to"
+    NOTHING = "nothing, or it was taken back"
+    PERHAPS = "perhaps a part"
+
+    @classmethod
+    def after(cls, code: ExitCode) -> "Changes":
+        """Return what such an exit code says: a refusal never ends a command that has changed."""
+        if code is ExitCode.OK:
+            return cls.ALL
+        refused = code is ExitCode.SETTINGS or 20 <= code < 40
+        return cls.NOTHING if refused else cls.PERHAPS
 
 
 class SlotbridgeError(Exception):

@@ -131,7 +131,7 @@ def test_a_lock_that_another_command_has_got_leaves_everything_as_it_is(
         run.carry_out(fake.view, request, command, undo=True)
     assert caught.value.exit_code is ExitCode.LOCKED
     assert "(on a: x)" in caught.value.message
-    assert "Now a is the primary, fenced" in caught.value.hint
+    assert "Now a is the primary, fenced" in caught.value.message
     assert "slotfailover resume" in caught.value.hint
     assert fake.view.node("a").fenced
     first = [Action.CHECKPOINT] if command is plan_switchover else []

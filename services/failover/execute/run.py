@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.errors import Changes, ExitCode, Retryable, SlotbridgeError
 from services.failover.checks.blockers import Blocker
 from services.failover.checks.half_moved import VOUCH
 from services.failover.checks.readiness import Readiness
@@ -31,6 +31,7 @@ from services.failover.plan.steps.step import (
     GIVES_WRITES,
     NO_WAY_BACK,
     OF_SUBSCRIBERS,
+    SEEN_TO_THE_END,
     Action,
     Step,
 )
@@ -38,6 +39,7 @@ from services.failover.plan.succession import vouching
 from services.failover.plan.switchover import plan_rollback
 
 _ATTEMPTS_MAX = 5
+_GO_ON = "go on with: slotfailover resume"
 DISABLE_S = 5.0
 """A subscription that can't be disabled in this time does not keep everybody else waiting."""
 _HEARD_S = 6.0
@@ -67,13 +69,8 @@ class Result:
 
     @property
     def exit_code(self) -> ExitCode:
-        """OK, or the exit code of the gravest remaining problem."""
-        gravity = (
-            *(ExitCode.SPLIT_BRAIN, ExitCode.WITNESSES_DISAGREE, ExitCode.NOT_READY),
-            *(ExitCode.PRIVILEGE_MISSING, ExitCode.SETTINGS, ExitCode.CHECK_FAILED),
-        )
-        found = {left.exit_code for left in self.left}
-        return next((code for code in gravity if code in found), ExitCode.OK)
+        """OK, or CHECK_FAILED where something is left: what was done is done."""
+        return ExitCode.CHECK_FAILED if self.left else ExitCode.OK
 
     def as_json(self) -> dict[str, object]:
         """Return the document for `--json`."""
@@ -112,6 +109,8 @@ class Run:
     """Sees that the commands' lock is still ours; raises Retryable (LOCKED)."""
     begun: list[Step] = field(default_factory=list)
     """The steps that were performed, or may have been."""
+    _changed: bool = False
+    """Something was changed, and not taken back."""
     _rival: bool = False
     """Another command has the lock: what it may be doing is not interfered with."""
     _found_writable: frozenset[str] = frozenset()
@@ -134,11 +133,8 @@ class Run:
         self._found_writable = frozenset(node.name for node in view.writable)
         try:
             plan, view = self._loop(plan, view, planner)
-        except (SlotbridgeError, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:  # a bug of ours, too, leaves no fence
             raise self._broken_off(error, undo=undo) from error
-        except Exception as error:  # a bug of ours, too, must not leave a fence
-            bug = SlotbridgeError(f"{type(error).__name__}: {error}", operation="run")
-            raise self._broken_off(bug, undo=undo) from error
         left = (*plan.left, *self.late)
         seconds = time.monotonic() - self.started
         self.journal.end(view, "; ".join(item.line for item in left) or DONE, seconds)
@@ -193,6 +189,7 @@ class Run:
         deadline_s = self.deadline_s
         if step.action is Action.DISABLE:
             deadline_s = min(deadline_s, DISABLE_S)
+        self._changed |= step.action in SEEN_TO_THE_END
         try:
             seen = perform_step.perform(
                 step, self.cluster, deadline_s, self.tell, interruption=self.interruption
@@ -200,6 +197,7 @@ class Run:
         except SlotbridgeError as error:
             self._note(step, self._look(), started, str(error))
             raise
+        self._changed = True
         self._note(step, seen, started, step.after)
         return seen
 
@@ -257,10 +255,11 @@ class Run:
         late = step.action is Action.DRAIN and error.exit_code is ExitCode.DEADLINE
         return late and (self._request.fence or self._request.accept_data_loss is not None)
 
-    def _broken_off(
-        self, error: SlotbridgeError | KeyboardInterrupt, *, undo: bool
-    ) -> SlotbridgeError:
-        """Return the error with what was done about it and with the servers' present state."""
+    def _broken_off(self, error: BaseException, *, undo: bool) -> SlotbridgeError:
+        """Return the error with what was done about it and with the servers' present state.
+
+        A run that has changed something does not end with the exit code of a refusal.
+        """
         with self.interruption.shielded():
             about = ""
             if self.interruption.no_way_back:
@@ -272,25 +271,26 @@ class Run:
                 about = self._take_back() if self.begun else "; nothing had been changed"
             view = self._look()
             standing = "; ".join(f"{name} is {what}" for name, what in standing_of(view).items())
-            cause = error if isinstance(error, SlotbridgeError) else _interrupted()
+            cause = _as_ours(error)
             hint = cause.hint
-            if self._rival and self.begun and not undo:
-                hint += "; then run this one again: it goes on with what it began"
-            elif self._rival and self.begun:
-                hint += "; then slotfailover resume goes on with what this one began"
-                if not self.interruption.no_way_back:
-                    hint += ", or slotfailover resume --rollback takes it back"
+            if self._rival and self.begun:
+                on = "run this one again: it goes on with what it began"
+                if undo:
+                    back = ", or slotfailover resume --rollback takes it back"
+                    on = "slotfailover resume goes on with what this one began"
+                    on += back * (not self.interruption.no_way_back)
+                hint = "; ".join(filter(None, (hint, f"then {on}")))
             elif not self.interruption.no_way_back:
                 hint = with_way_back(hint, view)
             self.journal.end(view, f"{cause}{about}", time.monotonic() - self.started)
-        kind = type(cause)
-        return kind(
-            cause.message + about,
+        false = self._changed and Changes.after(cause.exit_code) is Changes.NOTHING
+        return type(cause)(
+            f"{cause.message}{about}. Now {standing}",
             operation=cause.operation,
             subject=cause.subject,
             lsn=cause.lsn,
-            hint=f"{hint}. Now {standing}".removeprefix(". "),
-            exit_code=cause.exit_code,
+            hint=hint,
+            exit_code=ExitCode.CHECK_FAILED if false else cause.exit_code,
         )
 
     def _take_back(self) -> str:
@@ -317,6 +317,8 @@ class Run:
         except SlotbridgeError as error:
             why = f"{error.message}; {error.hint}" if error.hint else error.message
             return f"; and it could not be taken back ({why}){stays}"
+        stay_disabled = self._request.marked & {item.subject for item in plan.left}
+        self._changed = bool(off or stay_disabled)
         goes_on = f", {plan.new_primary} goes on" if plan.new_primary else ", no primary answers"
         left = "".join(f"; {item.subject}: {item.reason}" for item in plan.left)
         return f"; it was taken back{goes_on}{stays}{left}"
@@ -377,24 +379,20 @@ def _not_done(step: Step, error: SlotbridgeError) -> Blocker:
         Action.REJOIN: f"repair the cause, then slotfailover rejoin {step.server}",
         Action.READY: f"slotfailover check says why; then slotfailover rejoin {step.server}",
     }
-    hint = hints.get(step.action) or error.hint or "go on with: slotfailover resume"
+    hint = hints.get(step.action) or error.hint or _GO_ON
     return Blocker(step.server, f"{step.text}: {error.message}", hint)
 
 
 def _given_up(name: str, error: SlotbridgeError) -> Blocker:
-    return Blocker(
-        name,
-        f"it could not be changed ({error.message}), and may still be fed by the old primary",
-        "; ".join(
-            filter(None, ("keep the old primary off", error.hint, "then slotfailover repoint"))
-        ),
-    )
+    why = f"it could not be changed ({error.message}), and may still be fed by the old primary"
+    hints = ("keep the old primary off", error.hint, "then slotfailover repoint")
+    return Blocker(name, why, "; ".join(filter(None, hints)))
 
 
-def _interrupted() -> Retryable:
-    return Retryable(
-        "the run was interrupted",
-        operation="run",
-        hint="go on with: slotfailover resume",
-        exit_code=ExitCode.DEADLINE,
-    )
+def _as_ours(error: BaseException) -> SlotbridgeError:
+    if isinstance(error, SlotbridgeError):
+        return error
+    if not isinstance(error, KeyboardInterrupt):
+        return SlotbridgeError(f"{type(error).__name__}: {error}", operation="run")
+    code = ExitCode.DEADLINE
+    return Retryable("the run was interrupted", operation="run", hint=_GO_ON, exit_code=code)
