@@ -80,14 +80,11 @@ def test_the_way_back_enables_nothing_that_the_way_forward_would_not(
 
 
 def test_nothing_is_undone_once_a_standby_is_promoted() -> None:
-    view = replaced(held())
-    with pytest.raises(OperatorNeeded, match="b was promoted") as caught:
-        require_not_promoted(view, ())
-    assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
-    with pytest.raises(OperatorNeeded, match="nothing goes back"):
-        require_not_promoted(replaced(), {"b"})
-    require_not_promoted(replaced(), {"a"})
-    require_not_promoted(replaced(held(led="a")), ())  # a run from b to a, before its promotion
+    for view in (replaced(held()), replaced(), replaced(slots=())):
+        with pytest.raises(OperatorNeeded, match="b was promoted, and nothing goes back") as caught:
+            require_not_promoted(view)
+        assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
+    require_not_promoted(pair())
 
 
 @pytest.mark.parametrize("timeline", [1, 2])
@@ -179,7 +176,7 @@ def test_a_switchover_gives_no_consumer_up_without_consent() -> None:
     said = view.nodes[0].known_state
     old = replace(view.nodes[0], state=replace(said, slots=(*said.slots, alone)))
     view = replace(view, nodes=(old, view.nodes[1]))
-    with pytest.raises(OperatorNeeded, match="given up: sub/s2: the slot s2 is not on b") as caught:
+    with pytest.raises(OperatorNeeded, match="behind: sub/s2: the slot s2 is not on b") as caught:
         plan_switchover(view, Request())
     assert caught.value.exit_code is ExitCode.NOT_READY
     assert "--accept-loss-of s2" in caught.value.hint

@@ -12,12 +12,16 @@ from services.failover.checks.blockers import fault_of
 from services.failover.checks.readiness import candidate, judge_all
 from services.failover.model.destination import Destination
 from services.failover.model.kafka_progress import KafkaProgress
+from services.failover.model.standby_settings import why_fixed
 from services.failover.model.timelines import Feeding, Milestone, Provenance
-from services.failover.model.view import NodeState, Reach, View
+from services.failover.model.view import FENCE, NodeState, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.request import Plan, Request
-from services.failover.plan.steps.step import Action
+from services.failover.plan.steps.step import Action, with_state
+from services.failover.plan.switchover import plan_switchover
+from services.postgres.server import SettingValue
+from tests.failover.test_plan_switchover import pair
 from tests.failover.views import (
     RECEIVED,
     SLOT_NAMES,
@@ -413,6 +417,23 @@ def test_a_setting_from_the_command_line_is_left_to_the_operator() -> None:
     plan = plan_failover(dead_primary(synchronous="x", source="command line"), Request())
     assert actions(plan) == ["cut", "promote", "reconnect"]
     assert "command line" in plan.left[0].reason
+
+
+@pytest.mark.parametrize("setting", [FENCE, "primary_conninfo"])
+def test_what_the_command_line_fixes_is_refused_before_anything_is_done(setting: str) -> None:
+    """A fence, or a standby's upstream, that ALTER SYSTEM does not change."""
+    fixed = {setting: SettingValue("", "command line")}
+
+    def at(view: View, name: str) -> View:
+        return with_state(view, name, lambda s: replace(s, settings={**s.settings, **fixed}))
+
+    dead = dead_primary(slots=(slot("s1"),))
+    for plan, view in ((plan_switchover, at(pair(), "a")), (plan_failover, at(dead, "b"))):
+        with pytest.raises(SetupError, match=f"command line sets {setting}") as caught:
+            plan(view, Request())
+        assert caught.value.exit_code is ExitCode.SERVER_SETTING
+    assert why_fixed(at(dead, "b").nodes[1].known_state)
+    assert not why_fixed(dead.nodes[1].known_state)
 
 
 def test_a_subscription_of_another_cluster_is_left_alone() -> None:

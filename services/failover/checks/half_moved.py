@@ -76,7 +76,7 @@ def rivals(view: View, subscription: Subscription, primary: Node | None) -> tupl
     Nobody, if `primary` is that one, or descends from it. A mark of an older release names nobody.
     """
     led = subscription.disabled_for
-    if led is None or (primary is not None and arrived(led, subscription, primary)):
+    if led is None or (primary is not None and _arrived(led, subscription, primary)):
         return ()
     new = primary.name if primary is not None else ""
     others = tuple(node.name for node in view.nodes if node.name != new)
@@ -130,8 +130,7 @@ def is_behind(subscription: Subscription, primary: Node) -> bool:
     return led is not None and led.is_behind(state.server.timeline, history, noted)
 
 
-def arrived(led: Destination, subscription: Subscription, primary: Node) -> bool:
-    """Tell whether `primary` is the one to which a run was leading the subscription."""
+def _arrived(led: Destination, subscription: Subscription, primary: Node) -> bool:
     known = led.identified or led.node == named(primary.name)
     return known and not is_behind(subscription, primary)
 

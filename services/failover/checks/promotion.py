@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks import hba, remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.model.standby_settings import why_fixed
 from services.failover.model.statements import RELOAD
 from services.failover.model.view import FENCE
 
@@ -139,7 +140,7 @@ def fence_overrides(facts: Facts) -> Iterator[Seen]:
 @check(
     "alter-system-allowed",
     group=GROUP,
-    title="ALTER SYSTEM is allowed",
+    title="ALTER SYSTEM is allowed, and has an effect",
     consequence="slotfailover can't fence, or take standbys out of lists: it refuses to fail over",
     needs=Needs.BOTH,
 )
@@ -152,10 +153,11 @@ def alter_system_allowed(facts: Facts) -> Iterator[Seen]:
         yield Seen(
             node.name,
             f"allow_alter_system = {value} on {node.name}",
-            f"allow_alter_system is off on {node.name}" if value == "off" else "",
+            f"{why} on {node.name}" if (why := why_fixed(state)) else "",
             remedies.manual(
                 "leave the promotion to what manages these servers, and use check, repoint and "
-                "watch; or set allow_alter_system = on in postgresql.conf, and reload",
+                "watch; or set allow_alter_system = on in postgresql.conf, and start the server "
+                "without the setting on its command line",
                 because="something else manages this server's settings",
             ),
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks.model import Order, Remedy
 from services.failover.model import statements
+from services.failover.model.standby_settings import on_command_line
 
 if TYPE_CHECKING:
     from services.failover.model.conninfo import Conninfo
@@ -84,7 +85,6 @@ def physical_slot_name(node: Node) -> str:
 
 
 def _obstacle(node: Node, setting: str) -> str:
-    known = node.state.settings.get(setting) if node.state is not None else None
-    if known is not None and known.source == "command line":
+    if node.state is not None and on_command_line(node.state, setting):
         return f"it comes from the command line of {node.name}, which ALTER SYSTEM can't override"
     return ""

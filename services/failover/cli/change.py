@@ -34,7 +34,7 @@ from services.failover.cli.options import (
     known_slots,
     settings_of,
 )
-from services.failover.execute.history import promoted_by, read_history, unfinished
+from services.failover.execute.history import read_history, unfinished
 from services.failover.execute.interruption import Interruption
 from services.failover.execute.journal import Entry, Journal
 from services.failover.execute.lock import Lock, locked
@@ -183,7 +183,7 @@ def resume(
             revive=begun is None or begun.command != "failover",
         )
         if rollback:
-            require_not_promoted(view, promoted_by(entries, begun))
+            require_not_promoted(view)
             require_nothing_ordered(cluster, view.standbys)
             return plan_rollback, request
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None

@@ -12,7 +12,6 @@ from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.own_tables import reading
 from services.failover.observe.server_link import Unreachable
-from services.failover.plan.steps.promotion import PROMOTES
 from services.postgres.server import Connection
 
 _ENTRIES_MAX = 5000
@@ -87,12 +86,6 @@ def unfinished(entries: list[Entry]) -> Entry | None:
     run = [entry for entry in entries if entry.run == entries[-1].run]
     ended = run[-1].step == END and run[-1].outcome == DONE
     return run[0] if run[0].step == BEGIN and not ended else None
-
-
-def promoted_by(entries: list[Entry], begun: Entry | None) -> set[str]:
-    """Return the nodes that the run of this `begin` entry has told to promote themselves."""
-    run = [entry for entry in entries if begun is not None and entry.run == begun.run]
-    return {entry.server for entry in run if entry.step.startswith(PROMOTES)}
 
 
 def _table(cluster: Cluster, node: str, database: str, problems: list[str]) -> list[Entry]:

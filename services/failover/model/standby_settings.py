@@ -12,9 +12,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from services.failover.model.view import FENCE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from services.failover.model.view import NodeState
     from services.postgres.slots import Slot
 
 _COUNTED = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(\d+)\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
@@ -69,3 +72,17 @@ def commits_can_go_on(setting: str, followers: Iterable[str]) -> bool:
     count, wanted = found
     present = [name for name in followers if name.lower() in wanted or "*" in wanted]
     return len(present) >= count
+
+
+def on_command_line(state: NodeState, setting: str) -> bool:
+    """Tell whether a setting comes from the server's command line, which beats ALTER SYSTEM."""
+    known = state.settings.get(setting)
+    return known is not None and known.source == "command line"
+
+
+def why_fixed(state: NodeState) -> str:
+    """Return why a fence, or a standby's upstream, can't be changed on a node; "" if they can."""
+    if state.setting("allow_alter_system") == "off":
+        return "allow_alter_system is off"
+    fixed = [name for name in (FENCE, "primary_conninfo") if on_command_line(state, name)]
+    return f"the server's command line sets {' and '.join(fixed)}" if fixed else ""

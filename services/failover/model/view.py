@@ -358,8 +358,7 @@ class View:
     def _standby_feeds(self, subscription: Subscription) -> bool:
         """Tell whether it leads to a standby that answers, to a slot that was made there.
 
-        PostgreSQL makes no failover slot on a standby: what an old primary has left is one, and
-        the copy of one is synchronized.
+        No failover slot is made there: an old primary has left it, or it is a synchronized copy.
         """
         named = [n for n in self.nodes if subscription.conninfo.names(n.endpoints)]
         if subscription.disabled_for is not None or len(named) != 1 or not named[0].standby:

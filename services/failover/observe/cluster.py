@@ -21,6 +21,7 @@ from services.failover.model.kafka_progress import KafkaProgress
 from services.failover.model.receiver import is_cut, reconnected
 from services.failover.model.timelines import History, Milestone
 from services.failover.model.view import (
+    FENCE,
     Node,
     NodeState,
     Reach,
@@ -284,8 +285,9 @@ class Cluster:
             server = replace(server, timeline=max(server.timeline, newest))
         may, history = self._history(connection, name, provenance.started, server.timeline)
         replication = read_replication(connection)
-        settings = read_settings(connection, [*SETTINGS, "primary_conninfo"])
-        upstream = settings.pop("primary_conninfo", None)
+        settings = read_settings(connection, [*SETTINGS, FENCE, "primary_conninfo"])
+        if upstream := settings.get("primary_conninfo"):
+            settings["primary_conninfo"] = replace(upstream, value="")  # it has a password
         led = _without_secrets(upstream.value, name) if upstream else None
         mark, read_only, next_xid = read_fence(connection)
         origins = read_positions(connection, self._bridge_slot) if self._bridge_slot else {}

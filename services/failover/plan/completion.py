@@ -25,6 +25,7 @@ from services.failover.checks.readiness import judge_promoted
 from services.failover.model.standby_settings import (
     commits_can_go_on,
     listed,
+    on_command_line,
     slots_in_use,
     slots_that_exist,
 )
@@ -65,8 +66,9 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     _label(draft, name, name)
     left = [*unreachable(draft.view), *unidentified(draft.view)]
     notes = [*vouched(draft.view, draft.request, node), *_subscriptions(draft, name, left)]
-    if any(step.action is Action.PROMOTE for step in draft.steps):
-        require_nobody_left(left, draft.request)
+    if draft.request.require_subscribers and any(s.action is Action.PROMOTE for s in draft.steps):
+        remedy = "promote without --require-subscribers, and move them later: slotfailover repoint"
+        require_nobody_left(left, "; or ".join((*[item.hint for item in left[:1]], remedy)))
     left += _settings_out_of_reach(node)
     left += _read_only(node) if draft.request.promoted == name else []
     if not standbys:
@@ -252,7 +254,7 @@ def resets(node: Node) -> tuple[Step, ...]:
     stale = tuple(
         promotion.reset(node, setting, items)
         for setting, items in _stale(node)
-        if not _on_command_line(node, setting)
+        if not on_command_line(node.known_state, setting)
     )
     return (*stale, *([promotion.lift(node)] if has_stray_fence(node) else []))
 
@@ -274,7 +276,7 @@ def _settings_out_of_reach(node: Node) -> list[Blocker]:
             f"restart {node.name} without it, or commits or decoding wait for ever",
         )
         for setting, _ in _stale(node)
-        if _on_command_line(node, setting)
+        if on_command_line(node.known_state, setting)
     ]
 
 
@@ -295,8 +297,3 @@ def _stale(node: Node) -> list[tuple[str, tuple[str, ...]]]:
     ):
         found.append(("synchronous_standby_names", ()))
     return found
-
-
-def _on_command_line(node: Node, setting: str) -> bool:
-    known = node.known_state.settings.get(setting)
-    return known is not None and known.source == "command line"

@@ -32,6 +32,7 @@ from services.failover.model.preconditions import (
     require_one_primary,
     require_one_system,
 )
+from services.failover.model.standby_settings import why_fixed
 from services.failover.model.topology import follows
 from services.failover.model.view import Reach
 from services.failover.plan.completion import complete, detach, resets
@@ -325,8 +326,7 @@ def _to_be_cut(standby: Node) -> bool:
 def _may_be_cut(standby: Node) -> bool:
     """Tell whether our role and the server allow to cut the standby's receiver off."""
     state = standby.state
-    changeable = state is not None and state.setting("allow_alter_system") != "off"
-    return state is not None and changeable and state.replication.may_cut
+    return state is not None and not why_fixed(state) and state.replication.may_cut
 
 
 def _receives(standby: Node) -> bool:

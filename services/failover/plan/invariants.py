@@ -8,6 +8,7 @@ from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
 from services.failover.checks.capacity import too_low, untold
 from services.failover.checks.readiness import Readiness, judge_all
 from services.failover.model import statements
+from services.failover.model.standby_settings import why_fixed
 from services.failover.model.view import Reach
 from services.failover.plan.evidence import not_let_in, require_proof
 from services.failover.plan.feeding import clings, judge, led_to, moves
@@ -15,7 +16,7 @@ from services.failover.plan.request import OPERATION, Plan, Request, after_step
 from services.failover.plan.steps.step import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from services.failover.checks.blockers import Blocker
     from services.failover.model.view import Node, View
@@ -204,35 +205,15 @@ def require_limits(old: Node, new: Node) -> None:
         )
 
 
-def require_nobody_left(left: Iterable[Blocker], request: Request) -> None:
-    """Raise OperatorNeeded (NOT_READY) for a subscription that would be left behind.
-
-    This applies where the operator wants none to be left behind (--require-subscribers).
-    """
-    behind = list(left) if request.require_subscribers else []
-    if behind:
+def require_nobody_left(left: Sequence[Blocker], remedy: str) -> None:
+    """Raise OperatorNeeded (NOT_READY) for subscriptions that would be left behind."""
+    if left:
         raise OperatorNeeded(
             "subscriptions would be left behind: "
-            + "; ".join(f"{item.subject}: {item.reason}" for item in behind),
+            + "; ".join(f"{item.subject}: {item.reason}" for item in left),
             operation=OPERATION,
-            subject=behind[0].subject,
-            hint=f"{behind[0].hint}; or promote without --require-subscribers, and move them "
-            "later: slotfailover repoint",
-            exit_code=ExitCode.NOT_READY,
-        )
-
-
-def require_slots_kept(left: Iterable[Blocker]) -> None:
-    """Raise OperatorNeeded (NOT_READY) where a switchover would give up a consumer's slot."""
-    lost = [item for item in left if item.slot and item.exit_code is ExitCode.NOT_READY]
-    if lost:
-        raise OperatorNeeded(
-            "consumers would be given up: " + "; ".join(f"{i.subject}: {i.reason}" for i in lost),
-            operation=OPERATION,
-            subject=lost[0].subject,
-            hint="let the slot be synchronized: ALTER SUBSCRIPTION … SET (failover = true), while "
-            "it is disabled; or accept the loss: "
-            + " ".join(f"--accept-loss-of {item.slot}" for item in lost),
+            subject=left[0].subject,
+            hint=remedy,
             exit_code=ExitCode.NOT_READY,
         )
 
@@ -256,14 +237,15 @@ def require_tight(node: Node, ends: tuple[str, ...]) -> None:
 
 
 def require_changeable(node: Node) -> None:
-    """Raise SetupError (SERVER_SETTING) where ALTER SYSTEM is switched off."""
-    if node.known_state.setting("allow_alter_system") == "off":
+    """Raise SetupError (SERVER_SETTING) where ALTER SYSTEM is switched off, or has no effect."""
+    if why := why_fixed(node.known_state):
         raise SetupError(
-            f"allow_alter_system is off on {node.name}, so its settings can't be changed",
+            f"{why} on {node.name}, so its settings can't be changed",
             operation=OPERATION,
             subject=node.name,
             hint="another program manages this server's settings: let it promote the standby, "
-            "then run slotfailover repoint; or set allow_alter_system = on",
+            "then run slotfailover repoint; or set allow_alter_system = on, and restart the server "
+            "without the setting on its command line",
             exit_code=ExitCode.SERVER_SETTING,
         )
 

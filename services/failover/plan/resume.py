@@ -12,13 +12,11 @@ A begin of another cluster, of an older timeline, or more than a day away does n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
-from services.failover.checks.half_moved import arrived
-from services.failover.model.destination import named
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.failover import plan_failover, took_over
 from services.failover.plan.request import Plan, Request
@@ -121,28 +119,15 @@ def intent_of(request: Request, view: View) -> dict[str, Any]:
     }
 
 
-def require_not_promoted(view: View, ordered: Collection[str]) -> None:
-    """Raise OperatorNeeded (SPLIT_BRAIN) where a run that is to be undone has promoted a standby.
-
-    `ordered`: the nodes that this run has told to promote themselves. A subscription that waits for
-    a primary on the timeline that it was promised tells of the same.
-    """
+def require_not_promoted(view: View) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where the run that is to be undone promoted a standby."""
     for node in view.writable:
-        promised = [
-            f"{where.name}/{found.name}"
-            for where, found in view.awaiting()
-            if (led := found.disabled_for) is not None
-            and led.node == named(node.name)
-            and arrived(led, found, node)
-        ]
-        if node.name in ordered or promised:
-            waiting = f": {', '.join(promised)} waits for it" if promised else ""
+        if took_over(node, view):
             raise OperatorNeeded(
-                f"{node.name} was promoted, and nothing goes back to an older primary{waiting}",
+                f"{node.name} was promoted, and nothing goes back to an older primary",
                 operation="roll back",
                 subject=node.name,
-                hint="slotfailover resume goes on with what is left; slotfailover switchover "
-                "makes another node the primary",
+                hint="slotfailover resume goes on with what is left",
                 exit_code=ExitCode.SPLIT_BRAIN,
             )
 

@@ -41,12 +41,12 @@ from services.failover.plan.invariants import (
     require_changeable,
     require_limits,
     require_nobody_hidden,
+    require_nobody_left,
     require_privileges,
     require_promotable,
     require_ready,
     require_replaying,
     require_same_timeline,
-    require_slots_kept,
     require_tight,
 )
 from services.failover.plan.request import Draft, Plan, Request
@@ -188,7 +188,10 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     require_proof(draft.view, told, draft.view.node(new.name))
     draft.add(promotion.promote(new, final, lambda seen: require_promotable(seen, told, new.name)))
     rest = complete(draft, new.name)
-    require_slots_kept(rest.left)
+    lost = [item for item in rest.left if item.slot and item.exit_code is ExitCode.NOT_READY]
+    accept = " ".join(f"--accept-loss-of {item.slot}" for item in lost)
+    remedy = "let its slot be synchronized: ALTER SUBSCRIPTION … SET (failover), while disabled"
+    require_nobody_left(lost, f"{remedy}; or accept the loss: {accept}")
     notes = [] if request.target else passed_over(view, new)
     notes += [*_notes(view, old, slots, stops=stops), *vouched(view, request, old)]
     return replace(
