@@ -14,6 +14,7 @@ from services.failover.model.conninfo import Address
 from services.failover.model.host_commands import machine_of
 from services.failover.model.timelines import Feeding, Provenance
 from services.failover.model.view import Reach, View
+from services.failover.observe.addresses import require_own_slots
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.request import Plan, Request, after_step
@@ -380,6 +381,16 @@ def test_commands_with_mistakes_are_named() -> None:
         machine_of("a", MachineSettings(stop="ssh {hots} stop"), Address("db", "", "1"))
     with pytest.raises(SettingsError, match="No closing quotation"):
         machine_of("a", MachineSettings(stop="ssh 'x"), Address("db", "", "1"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("PG-A", "pg_a"), (*(f"prod-eu-west-1-customer-orders-postgresql-{n}" for n in "01"),)],
+)
+def test_two_nodes_that_would_share_a_physical_slot_are_refused(one: str, other: str) -> None:
+    require_own_slots(["a", one, "b"])
+    with pytest.raises(SettingsError, match=f"{one} and {other} would share the physical slot"):
+        require_own_slots(["a", one, "b", other])
 
 
 @pytest.mark.parametrize("fed", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from services.failover.checks.model import Order, Remedy
@@ -77,11 +76,6 @@ def create_physical_slot(slot: str) -> str:
 def drop_slot(slot: str) -> str:
     """Return the statement that drops a slot."""
     return f"SELECT pg_drop_replication_slot({statements.literal(slot)})"
-
-
-def physical_slot_name(node: Node) -> str:
-    """Return a name for the physical slot of a standby that has none."""
-    return re.sub(r"[^a-z0-9_]", "_", f"slotfailover_{node.name.lower()}")[:SLOT_NAME_LENGTH_MAX]
 
 
 def _obstacle(node: Node, setting: str) -> str:

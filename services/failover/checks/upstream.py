@@ -13,7 +13,7 @@ from services.failover.checks.standby import GROUP, NO_NEW_COPIES
 from services.failover.model.preconditions import outdated
 from services.failover.model.receiver import reconnected
 from services.failover.model.statements import RELOAD
-from services.failover.model.topology import follows
+from services.failover.model.topology import follows, slot_named_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def primary_slot_name(facts: Facts) -> Iterator[Seen]:
 
 
 def _name_a_slot(facts: Facts, standby: Node) -> Remedy:
-    wanted = remedies.physical_slot_name(standby)
+    wanted = slot_named_after(standby.name)
     setting = remedies.alter_system(standby, "primary_slot_name", wanted)
     make = [
         remedies.order(primary.name, remedies.create_physical_slot(wanted))

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 def slot_of(node: Node) -> str:
     """Return the physical slot by which a standby streams: its own, or one named after it."""
     own = node.state.setting("primary_slot_name") if node.standby and node.state else ""
-    return own or "slotfailover_" + re.sub(r"[^a-z0-9_]", "_", node.name.lower())[:40]
+    return own or slot_named_after(node.name)
+
+
+def slot_named_after(node: str) -> str:
+    """Return the name of the physical slot that a standby of this name gets."""
+    return "slotfailover_" + re.sub(r"[^a-z0-9_]", "_", node.lower())[:40]
 
 
 def replaced_by(view: View, node: Node) -> str:

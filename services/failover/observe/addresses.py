@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from schemas.errors import SettingsError
 from schemas.settings import FailoverSettings
 from services.failover.model.conninfo import Address, Conninfo, Endpoint, is_private
+from services.failover.model.topology import slot_named_after
 from services.failover.model.view import View
 from services.failover.observe.server_link import parse_conninfo
 
@@ -60,6 +61,20 @@ def require_own_addresses(addresses: dict[str, NodeAddress]) -> None:
                     hint="let a node's list begin with an address that is its own; one that floats "
                     "between nodes comes after it, in the list of each",
                 )
+
+
+def require_own_slots(nodes: Iterable[str]) -> None:
+    """Raise SettingsError where two nodes would stream by one physical slot."""
+    owners: dict[str, str] = {}
+    for name in nodes:
+        other = owners.setdefault(slot_named_after(name), name)
+        if other != name:
+            raise SettingsError(
+                f"{other} and {name} would share the physical slot {slot_named_after(name)}",
+                operation="read settings",
+                subject="failover.nodes",
+                hint="let their names differ in the first 40 characters, by letters and digits",
+            )
 
 
 def require_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -34,6 +34,7 @@ from services.failover.observe.addresses import (
     require_names,
     require_nodes,
     require_own_addresses,
+    require_own_slots,
 )
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.bridge_positions import read_positions
@@ -106,6 +107,7 @@ class Cluster:
             for name, link in self.nodes.items()
         }
         require_own_addresses(self._addresses)
+        require_own_slots(settings.nodes)
         self._others = frozenset(
             end
             for text in settings.others
