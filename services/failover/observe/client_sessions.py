@@ -66,7 +66,10 @@ _FENCE: LiteralString = """
                         SELECT FROM pg_db_role_setting, unnest(setconfig) item
                          WHERE lower(split_part(item, '=', 1)) = %(fence)s),
            CASE WHEN NOT pg_is_in_recovery()
-                THEN pg_snapshot_xmax(pg_current_snapshot())::text::bigint END
+                THEN pg_snapshot_xmax(pg_current_snapshot())::text::bigint END,
+           (SELECT s.source  -- as it is without our session's own value, which NULL takes away
+              FROM (SELECT set_config(%(fence)s, NULL, true)) r (given), LATERAL (
+                   SELECT source FROM pg_settings WHERE name = %(fence)s AND given IS NOT NULL) s)
       FROM pg_settings WHERE name = %(fence)s
 """
 
@@ -93,8 +96,8 @@ def read_leaks(connection: Connection) -> tuple[str, ...]:
     return tuple(sorted(row[0] for row in rows))
 
 
-def read_fence(connection: Connection) -> tuple[str, bool, int | None]:
-    """Return the mark of our fence, whether a fence is in effect, and the next transaction id.
+def read_fence(connection: Connection) -> tuple[str, bool, int | None, str]:
+    """Return our fence's mark, whether one is in effect, the next transaction id, and the source.
 
     The mark is "" without a fence of ours. The second value tells whether the server's own
     configuration makes transactions read-only, whoever set it. The third is None on a standby.
@@ -104,7 +107,7 @@ def read_fence(connection: Connection) -> tuple[str, bool, int | None]:
     our own role or database sets it. What other roles have says nothing of the server.
     """
     row = connection.execute(_FENCE, {"mark": FENCE_MARK, "fence": FENCE}).fetchone()
-    return (row[0], row[1], row[2]) if row is not None else ("", False, None)
+    return (row[0], row[1], row[2], row[3]) if row is not None else ("", False, None, "")
 
 
 def _given(slot: str | None) -> dict[str, object]:

@@ -287,16 +287,16 @@ class Cluster:
             server = replace(server, timeline=max(server.timeline, newest))
         may, history = self._history(connection, name, provenance.started, server.timeline)
         replication = read_replication(connection)
-        settings = read_settings(connection, [*SETTINGS, FENCE, "primary_conninfo"])
+        settings = read_settings(connection, [*SETTINGS, "primary_conninfo"])
         if upstream := settings.get("primary_conninfo"):
             settings["primary_conninfo"] = replace(upstream, value="")  # it has a password
         led = _without_secrets(upstream.value, name) if upstream else None
-        mark, read_only, next_xid = read_fence(connection)
+        mark, read_only, next_xid, source = read_fence(connection)
         origins = read_positions(connection, self._bridge_slot) if self._bridge_slot else {}
         return NodeState(
             server=server,
             replication=replication,
-            settings=settings,
+            settings={**settings, FENCE: SettingValue("", source)},
             slots=tuple(slots.read_slots(connection)),
             origins=origins or {},
             upstream=reconnected(led) if led else None,
