@@ -112,9 +112,9 @@ def _file_lock(path: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise _taken(f"on this machine: process {file.read().strip() or '?'}") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
+            file.truncate(0)
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield
 
 

@@ -308,8 +308,10 @@ class _Rebuild:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o600)
+    new = path.with_name(f"{path.name}.slotfailover")  # a full disk leaves the old one whole
+    new.write_text(text, encoding="utf-8")
+    new.chmod(0o600)
+    new.replace(path)
 
 
 def _quoted(value: str) -> str:

@@ -11,7 +11,6 @@ The journal's table, which travels to the standbys, tells the same to whoever ha
 never what was not.
 """
 
-import contextlib
 import json
 import os
 import tempfile
@@ -191,12 +190,16 @@ class Sightings:
             "standbys": {name: at.isoformat() for name, at in note.standbys.items()},
             "failover_slots": sorted(note.sighting.failover_slots or ()),
         }
-        with contextlib.suppress(OSError):
+        name = ""
+        try:
             handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(document, file)
                 os.fchmod(file.fileno(), 0o644)  # watch and an operator may be different users
             Path(name).replace(self._path)
+        except OSError:
+            if name:  # the disk is full: an empty file is left
+                Path(name).unlink(missing_ok=True)
 
     def _read(self) -> _Note | None:
         if self._path is None:
