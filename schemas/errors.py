@@ -10,7 +10,7 @@
 Every service raises subclasses or instances of these; foreign errors are translated at the seam.
 """
 
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 
 from schemas.lsn import format_lsn
 
@@ -49,20 +49,13 @@ class ExitCode(IntEnum):
     BUG = 70
 
 
-class Changes(StrEnum):
-    """What a command of slotfailover has changed. Documented with the exit codes."""
+ALL, NOTHING, PERHAPS = "all that it was to", "nothing, or it was taken back", "perhaps a part"
 
-    ALL = "all that it was to"
-    NOTHING = "nothing, or it was taken back"
-    PERHAPS = "perhaps a part"
 
-    @classmethod
-    def after(cls, code: ExitCode) -> "Changes":
-        """Return what such an exit code says: a refusal never ends a command that has changed."""
-        if code is ExitCode.OK:
-            return cls.ALL
-        refused = code is ExitCode.SETTINGS or 20 <= code < 40
-        return cls.NOTHING if refused else cls.PERHAPS
+def changed_after(code: ExitCode) -> str:
+    """Return what a command of slotfailover that ends so has changed, as documented."""
+    refused = code is ExitCode.SETTINGS or 20 <= code < 40
+    return NOTHING if refused else ALL if code is ExitCode.OK else PERHAPS
 
 
 class SlotbridgeError(Exception):

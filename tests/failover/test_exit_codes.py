@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import Changes, ExitCode, OperatorNeeded, SetupError, SlotbridgeError
+from schemas.errors import (
+    NOTHING,
+    ExitCode,
+    OperatorNeeded,
+    SetupError,
+    SlotbridgeError,
+    changed_after,
+)
 from services.failover.checks.blockers import Blocker
 from services.failover.execute import run as run_module
 from services.failover.execute.run import Result, Run
@@ -23,12 +30,12 @@ def test_every_page_of_an_exit_code_says_what_was_changed() -> None:
     text = (DOCS / "OPERATIONS.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\d, ]+) \| [A-Z_, ]+ \|.*\| (.*?) \|$", text, re.MULTILINE)
     told = {int(code): what for codes, what in rows for code in codes.split(",")}
-    assert told == {int(code): str(Changes.after(code)) for code in ExitCode}
+    assert told == {int(code): changed_after(code) for code in ExitCode}
     runbooks = (DOCS / "RUNBOOKS.md").read_text(encoding="utf-8")
     for code in ExitCode:
         page = runbooks.split(f"### Exit code {int(code)}: ")[1].split("\n### ")[0]
         if re.search(r"Nothing was (changed|started)|refuses to promote", page):
-            assert Changes.after(code) is Changes.NOTHING, code
+            assert changed_after(code) == NOTHING, code
 
 
 @pytest.mark.parametrize("code", list(ExitCode))
@@ -62,7 +69,7 @@ def test_no_run_that_has_changed_something_ends_as_a_refusal(
         promoted = Action.PROMOTE in [each.step.action for each in run.performed]
         as_before = [n.name for n in fake.view.writable] == ["a"]
         as_before = as_before and all(found.enabled for _, found in fake.view.ours())
-        refused = Changes.after(caught.value.exit_code) is Changes.NOTHING
+        refused = changed_after(caught.value.exit_code) == NOTHING
         assert refused == (undo and not promoted)
         assert as_before or not refused
         assert caught.value.exit_code is (error.exit_code if refused else ExitCode.CHECK_FAILED)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from schemas.errors import Changes, ExitCode, Retryable, SlotbridgeError
+from schemas.errors import NOTHING, ExitCode, Retryable, SlotbridgeError, changed_after
 from services.failover.checks.blockers import Blocker
 from services.failover.checks.half_moved import VOUCH
 from services.failover.checks.readiness import Readiness
@@ -283,7 +283,7 @@ class Run:
             elif not self.interruption.no_way_back:
                 hint = with_way_back(hint, view)
             self.journal.end(view, f"{cause}{about}", time.monotonic() - self.started)
-        false = self._changed and Changes.after(cause.exit_code) is Changes.NOTHING
+        false = self._changed and changed_after(cause.exit_code) == NOTHING
         return type(cause)(
             f"{cause.message}{about}. Now {standing}",
             operation=cause.operation,
