@@ -19,7 +19,7 @@ from services.failover.plan.failover import plan_failover
 from services.failover.plan.feeding import clings, judge
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.request import Plan, Request, after_step
-from services.failover.plan.resume import choose, require_not_promoted
+from services.failover.plan.resume import choose, undo
 from services.failover.plan.steps.step import Action
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.watch.assessment import assess
@@ -82,9 +82,9 @@ def test_the_way_back_enables_nothing_that_the_way_forward_would_not(
 def test_nothing_is_undone_once_a_standby_is_promoted() -> None:
     for view in (replaced(held()), replaced(), replaced(slots=())):
         with pytest.raises(OperatorNeeded, match="b was promoted, and nothing goes back") as caught:
-            require_not_promoted(view)
+            undo(view, Request())
         assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
-    require_not_promoted(pair())
+    assert undo(pair(), Request())[0] is plan_rollback
 
 
 @pytest.mark.parametrize("timeline", [1, 2])

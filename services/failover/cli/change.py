@@ -49,14 +49,8 @@ from services.failover.plan.failover import plan_failover
 from services.failover.plan.notes import merge
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.request import OPERATION, Plan, Request, plan_as_json
-from services.failover.plan.resume import (
-    Intent,
-    Planner,
-    choose,
-    offering_way_back,
-    require_not_promoted,
-)
-from services.failover.plan.switchover import plan_rollback, plan_switchover
+from services.failover.plan.resume import Intent, Planner, choose, offering_way_back, undo
+from services.failover.plan.switchover import plan_switchover
 from services.runtime.process import exit_codes
 
 Chosen = tuple[Planner, Request]
@@ -183,9 +177,8 @@ def resume(
             revive=begun is None or begun.command != "failover",
         )
         if rollback:
-            require_not_promoted(view)
             require_nothing_ordered(cluster, view.standbys)
-            return plan_rollback, request
+            return undo(view, request)
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
         planner, request = choose(view, request, intent)
         return offering_way_back(planner), request

@@ -119,8 +119,8 @@ def intent_of(request: Request, view: View) -> dict[str, Any]:
     }
 
 
-def require_not_promoted(view: View) -> None:
-    """Raise OperatorNeeded (SPLIT_BRAIN) where the run that is to be undone promoted a standby."""
+def undo(view: View, request: Request) -> tuple[Planner, Request]:
+    """Choose to go back. Raise OperatorNeeded (SPLIT_BRAIN) once a standby was promoted."""
     for node in view.writable:
         if took_over(node, view):
             raise OperatorNeeded(
@@ -130,6 +130,7 @@ def require_not_promoted(view: View) -> None:
                 hint="slotfailover resume goes on with what is left",
                 exit_code=ExitCode.SPLIT_BRAIN,
             )
+    return plan_rollback, request
 
 
 def choose(view: View, request: Request, intent: Intent | None) -> tuple[Planner, Request]:
