@@ -236,6 +236,9 @@ def test_as_the_documented_role_a_subscriber_past_the_switch_is_refused(
     assert ran.json["left"], ran.out + ran.err
     assert (ran.code, "that b never had" in ran.out) == (1, True), ran.out + ran.err
     assert ask(trio.subscriber, SUBSCRIPTION + "'s1'", trio.dbname).startswith("false")
+    back = slotfailover("resume", "--config", config, "--yes", "--rollback")
+    assert (back.code, "b was promoted" in back.err) == (35, True), back.out
+    assert ask(trio.subscriber, SUBSCRIPTION + "'s1'", trio.dbname).startswith("false")
     # Without the function the role can't tell, which is a refusal, too.
     tell(trio.standby, "DROP FUNCTION slotfailover.timeline_history(int)")
     ran = slotfailover("repoint", "--config", config, "--yes", "--json")

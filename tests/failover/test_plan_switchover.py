@@ -57,7 +57,7 @@ def actions(plan: Plan) -> list[str]:
     return [step.action.value for step in plan.steps]
 
 
-BEFORE = ["checkpoint", "fence", "mark", "drain", "disable", "stop", "promote"]
+BEFORE = ["checkpoint", "settle", "fence", "mark", "drain", "disable", "stop", "promote"]
 AFTER = ["repoint", "enable", "flow", "bridge", "slot", "rejoin", "reset", "ready"]
 
 
@@ -123,7 +123,8 @@ def test_the_whole_way_in_order() -> None:
     assert plan.why == "a hands over to it"
     assert not plan.left
     stop = plan.steps[BEFORE.index("stop")]
-    assert (stop.shown, stop.command) == (("stop a",), ("stop", "a"))
+    assert (stop.shown[-1], stop.command) == ("stop a", ("stop", "a"))
+    assert "slot_name = 'standby_1'" in stop.shown[0]  # no other standby holds the stop up
 
 
 def test_a_consumer_far_behind_is_waited_for_before_writes_are_fenced() -> None:

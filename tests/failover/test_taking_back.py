@@ -134,7 +134,7 @@ def test_a_lock_that_another_command_has_got_leaves_everything_as_it_is(
     assert "Now a is the primary, fenced" in caught.value.message
     assert "slotfailover resume" in caught.value.hint
     assert fake.view.node("a").fenced
-    first = [Action.CHECKPOINT] if command is plan_switchover else []
+    first = [Action.CHECKPOINT, Action.SETTLE] if command is plan_switchover else []
     assert [step.action for step in run.begun] == [*first, Action.FENCE, Action.MARK]
 
 

@@ -1,13 +1,15 @@
 """One step, performed on its server and verified by observing again until the step's deadline."""
 
+import contextlib
 import getpass
 import os
 import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
-from schemas.errors import ExitCode, OperatorNeeded, Retryable
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from services.failover.execute import host_programs
 from services.failover.execute.interruption import Interruption
 from services.failover.execute.promotion_order import in_recovery, order_promotion
@@ -32,6 +34,8 @@ from services.postgres.slots import read_slots
 
 POLL_S = 0.02
 TELL_S = 1.0
+NO_SERVER = 3
+"""The exit status of `pg_ctl status` where no server runs in the data folder."""
 REPEAT_S = 10.0
 """How often the same progress is told."""
 _OFF = (
@@ -73,6 +77,14 @@ def perform(
             operation=step.text,
             subject=step.server,
             hint="once the server answers: slotfailover resume",
+        ) from error
+    except OSError as error:  # of a file on this machine
+        raise SetupError(
+            f"{error.filename or 'a file'} can't be written: {error.strerror}",
+            operation=step.text,
+            subject=step.server,
+            hint="free space on this machine, then: slotfailover resume",
+            exit_code=ExitCode.DISK_FULL,
         ) from error
     waits = Waits(tell, time.monotonic())
     while True:
@@ -121,7 +133,7 @@ def _order(
     """Order a step done; return the position of the marker message of a step that writes one."""
     left_s = max(1.0, deadline - time.monotonic())
     match step.action:
-        case Action.SETTLE | Action.REPLAY | Action.DRAIN:
+        case Action.REPLAY | Action.DRAIN:
             pass
         case Action.CHECKPOINT:
             _checkpoint(step, cluster)
@@ -130,17 +142,10 @@ def _order(
         case Action.MARK:
             cluster.nodes[step.server].order(lambda c: _run_together(c, step.sql))
         case Action.STOP | Action.SHOOT | Action.START | Action.LABEL:
-            host_programs.run_command(
-                step.command,
-                operation=step.text,
-                subject=step.server,
-                deadline_s=left_s,
-                os_user=cluster.machines[step.server].os_user,
-                passed=cluster.machines[step.server].environment,
-                remedy=_OFF.format(step.server)
-                if step.action is Action.SHOOT
-                else host_programs.GO_ON,
-            )
+            with contextlib.suppress(Unreachable):  # it is not needed then
+                if step.sql:
+                    cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
+            _run_on_machine(step, cluster, left_s)
         case Action.PROMOTE:
             _promote(step, cluster, deadline, interruption)
         case Action.ASK:
@@ -151,7 +156,7 @@ def _order(
             if cluster.bridge is None:
                 raise LookupError(f"{step.text}: no bridge is configured")
             send_to(cluster.bridge, step.sql[0])
-        case Action.FLOW | Action.BRIDGE:
+        case Action.SETTLE | Action.FLOW | Action.BRIDGE:
             return _send_markers(step, cluster)
         case Action.FOLLOW:
             _follow(step, cluster)
@@ -168,6 +173,26 @@ def _order(
         case Action.REPOINT | Action.ENABLE:
             _change_subscription(step, cluster, *step.sql)
     return 0
+
+
+def _run_on_machine(step: Step, cluster: Cluster, left_s: float) -> None:
+    """Run the step's command. That of a default `fence` may fail where no server runs."""
+    machine, shoots = cluster.machines[step.server], step.action is Action.SHOOT
+    run = partial(
+        host_programs.run_command,
+        operation=step.text,
+        subject=step.server,
+        deadline_s=left_s,
+        os_user=machine.os_user,
+        passed=machine.environment,
+        remedy=_OFF.format(step.server) if shoots else host_programs.GO_ON,
+    )
+    try:
+        run(step.command)
+    except SetupError:
+        if not (shoots and machine.status):
+            raise
+        run(machine.status, succeeds_with=(NO_SERVER,))
 
 
 def _fence(
@@ -287,8 +312,8 @@ def _send_markers(step: Step, cluster: Cluster) -> int:
 
 def _confirmed(step: Step, view: View, lsn: int) -> bool:
     """Tell whether the consumers of the step's slots have what was written with the marker."""
-    state = view.node(step.node).state
-    found = [state.slot(name) if state is not None else None for name in step.slots] if lsn else []
+    state = view.node(step.server).state if lsn else None
+    found = [state.slot(name) if state is not None else None for name in step.slots if lsn]
     return all(slot is not None and (slot.confirmed_flush_lsn or 0) >= lsn for slot in found)
 
 
@@ -346,6 +371,7 @@ def _run_together(connection: Connection, sql: tuple[str, ...]) -> None:
 def _late(step: Step, deadline_s: float, progress: str) -> Retryable:
     detail = f" ({progress})" if progress else ""
     whose = "the bridge" if step.action is Action.BRIDGE else step.server
+    whose = f"each consumer that is behind ({', '.join(step.slots)})" if step.slots else whose
     return Retryable(
         f"not reached after {abs(deadline_s):.0f} s: {step.after}{detail}",
         operation=step.text,

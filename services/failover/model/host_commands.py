@@ -39,6 +39,8 @@ class Machine:
     os_user: str = ""
     environment: tuple[str, ...] = ()
     """The variables of our environment that the commands get."""
+    status: Command = ()
+    """Where `fence` is the default: tells whether a server runs in the data folder."""
     copies: bool = False
     """A rejoin may take a base backup where pg_rewind can't do it."""
 
@@ -81,6 +83,7 @@ def machine_of(node: str, given: MachineSettings, address: Address) -> Machine:
         given.bin_folder,
         given.os_user,
         given.environment,
+        () if given.fence else _default("status", given),
         given.copies,
     )
 
@@ -111,6 +114,8 @@ def _default(name: str, given: MachineSettings) -> Command:
         options = _literal(shlex.join(given.server_options))
         extra = ("-o", options) if given.server_options else ()
         return (_literal(program), "start", "-D", data, "-w", "-l", log, *extra)
+    if name == "status":
+        return (_literal(program), "status", "-D", data)
     mode = {"stop": "fast", "fence": "immediate"}.get(name)
     return (_literal(program), "stop", "-D", data, "-w", "-m", mode) if mode else ()
 

@@ -168,7 +168,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     ahead = fencing.written(view, old) - request.lag_bytes_max
     if old.writable and stops:
         draft.add(fencing.checkpoint(old, new))
-    if old.writable and fencing.behind(view, old, new, slots, ahead):
+    if old.writable and (slots or fencing.behind(view, old, new, slots, ahead)):
         draft.add(fencing.settle(old, new, slots, request.lag_bytes_max))
     if old.writable and fencing.replayed(view, new) < new.received:
         draft.add(fencing.wait_for_replay(old, new))

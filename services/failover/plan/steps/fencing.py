@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
 from services.failover.model import statements
-from services.failover.model.topology import follows
+from services.failover.model.topology import follows, slot_of
 from services.failover.model.view import FENCE, Reach
 from services.failover.plan.steps.promotion import names_of
 from services.failover.plan.steps.step import Action, Step, with_state
@@ -78,7 +78,11 @@ def _all_replayed(state: NodeState) -> NodeState:
 
 
 def settle(old: Node, new: Node, slots: tuple[str, ...], bytes_max: int) -> Step:
-    """Wait, while writes go on, until standby and consumers are near."""
+    """Wait, while writes go on, until standby and consumers are near, and each confirms a marker.
+
+    A consumer that confirms nothing would hold up the drain, with writes fenced.
+    """
+    sql = statements.marker(f"before the fence of {old.name}")
     return Step(
         action=Action.SETTLE,
         server=old.name,
@@ -87,9 +91,12 @@ def settle(old: Node, new: Node, slots: tuple[str, ...], bytes_max: int) -> Step
         text=f"wait until {', '.join((new.name, *slots))}"
         f" are within {bytes_max >> 10} kB of {old.name}",
         before=f"{old.name} is writable",
-        after=f"what is left to send to each is less than {bytes_max} bytes",
+        after=f"what is left to send to each is less than {bytes_max} bytes, and each slot is "
+        "confirmed past a marker message",
         effect=lambda view: caught_up(view, old, new, slots, written(view, old)),
         holds=lambda view: behind(view, old, new, slots, written(view, old) - bytes_max) == (),
+        shown=sql,
+        sql=sql,
         slots=slots,
         progress=lambda view: _told(behind(view, old, new, slots, written(view, old))),
     )
@@ -154,14 +161,10 @@ def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
 def stop_primary(old: Node, new: Node) -> Step:
     """Stop the fenced primary in order, so that it need not be rewound."""
     command = old.known_machine.command("stop", role="standby", **names_of(new))
-    return _on_machine(
-        Action.STOP,
-        old,
-        new,
-        command,
-        f"stop {old.name}",
-        f"{old.name} is fenced; standby and consumers have the final LSN",
-    )
+    before = f"{old.name} is fenced; standby and consumers have the final LSN"
+    step = _on_machine(Action.STOP, old, new, command, f"stop {old.name}", before)
+    sql = statements.end_other_standbys(slot_of(new))
+    return replace(step, sql=(sql,), shown=(sql, *step.shown))
 
 
 def shoot(old: Node, new: Node) -> Step:
