@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from services.failover.execute import host_programs
@@ -34,8 +33,6 @@ from services.postgres.slots import read_slots
 
 POLL_S = 0.02
 TELL_S = 1.0
-NO_SERVER = 3
-"""The exit status of `pg_ctl status` where no server runs in the data folder."""
 REPEAT_S = 10.0
 """How often the same progress is told."""
 _OFF = (
@@ -145,7 +142,17 @@ def _order(
             with contextlib.suppress(Unreachable):  # it is not needed then
                 if step.sql:
                     cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
-            _run_on_machine(step, cluster, left_s)
+            host_programs.run_command(
+                step.command,
+                operation=step.text,
+                subject=step.server,
+                deadline_s=left_s,
+                os_user=cluster.machines[step.server].os_user,
+                passed=cluster.machines[step.server].environment,
+                remedy=_OFF.format(step.server)
+                if step.action is Action.SHOOT
+                else host_programs.GO_ON,
+            )
         case Action.PROMOTE:
             _promote(step, cluster, deadline, interruption)
         case Action.ASK:
@@ -173,26 +180,6 @@ def _order(
         case Action.REPOINT | Action.ENABLE:
             _change_subscription(step, cluster, *step.sql)
     return 0
-
-
-def _run_on_machine(step: Step, cluster: Cluster, left_s: float) -> None:
-    """Run the step's command. That of a default `fence` may fail where no server runs."""
-    machine, shoots = cluster.machines[step.server], step.action is Action.SHOOT
-    run = partial(
-        host_programs.run_command,
-        operation=step.text,
-        subject=step.server,
-        deadline_s=left_s,
-        os_user=machine.os_user,
-        passed=machine.environment,
-        remedy=_OFF.format(step.server) if shoots else host_programs.GO_ON,
-    )
-    try:
-        run(step.command)
-    except SetupError:
-        if not (shoots and machine.status):
-            raise
-        run(machine.status, succeeds_with=(NO_SERVER,))
 
 
 def _fence(

@@ -2,7 +2,7 @@
 
     stop    -> it no longer runs             by default pg_ctl stop -m fast
     start   -> it runs                       by default pg_ctl start
-    fence   -> it can't write, surely        by default pg_ctl stop -m immediate
+    fence   -> it can't write, surely        by default pg_ctl stop -m immediate, or pg_ctl status
     rejoin  -> it streams from {primary}     by default as execute.rejoin_node does it
     label   -> the outside knows its {role}  no default
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Command = tuple[str, ...]
 _NAMES = ("node", "host", "port", "primary", "primary_host", "primary_port", "slot", "role", "copy")
 
+_SHOT = '"$0" stop -D "$1" -w -m immediate || { "$0" status -D "$1"; [ $? = 3 ]; }'
+"""Where no server runs, pg_ctl can't stop it; its status 3 proves that none runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -39,8 +42,6 @@ class Machine:
     os_user: str = ""
     environment: tuple[str, ...] = ()
     """The variables of our environment that the commands get."""
-    status: Command = ()
-    """Where `fence` is the default: tells whether a server runs in the data folder."""
     copies: bool = False
     """A rejoin may take a base backup where pg_rewind can't do it."""
 
@@ -83,7 +84,6 @@ def machine_of(node: str, given: MachineSettings, address: Address) -> Machine:
         given.bin_folder,
         given.os_user,
         given.environment,
-        () if given.fence else _default("status", given),
         given.copies,
     )
 
@@ -114,10 +114,9 @@ def _default(name: str, given: MachineSettings) -> Command:
         options = _literal(shlex.join(given.server_options))
         extra = ("-o", options) if given.server_options else ()
         return (_literal(program), "start", "-D", data, "-w", "-l", log, *extra)
-    if name == "status":
-        return (_literal(program), "status", "-D", data)
-    mode = {"stop": "fast", "fence": "immediate"}.get(name)
-    return (_literal(program), "stop", "-D", data, "-w", "-m", mode) if mode else ()
+    if name == "fence":
+        return ("sh", "-c", _literal(_SHOT), _literal(program), data)
+    return (_literal(program), "stop", "-D", data, "-w", "-m", "fast") if name == "stop" else ()
 
 
 def _literal(text: str) -> str:

@@ -75,10 +75,7 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
         holds=_asking(
             subscriber,
             subscription,
-            lambda s: (
-                s.conninfo.leads_to(node.endpoints)
-                and s.conninfo.takes_any_primary == conninfo.takes_any_primary
-            ),
+            lambda s: s.conninfo.leads_to(node.endpoints) and not s.conninfo.takes_any_primary,
         ),
         shown=statements.connection(subscription.name, conninfo, comment, masked=True),
         sql=statements.connection(subscription.name, conninfo, comment, masked=False),
