@@ -52,9 +52,10 @@ class PublishedColumn:
 class PublishedTable:
     """A table, or the root of partitions that are published as it.
 
-    `key`: (column, type in SQL) of the primary key, else of the replica identity's index; () for
-    neither. The type is that below a domain, and has no length: a text that is cast to it is not
-    cut, and is compared by the column's collation. `rows_estimate` -1: not known.
+    `key`: (column, type in SQL, schema of its operators) of the primary key, else of the replica
+    identity's index; () for neither. The type is that below a domain, and has no length: a text
+    that is cast to it is not cut, and is compared by the column's collation. `rows_estimate` -1:
+    not known.
     """
 
     oid: int
@@ -64,7 +65,7 @@ class PublishedTable:
     replica_identity: str
     row_filter: str
     columns: tuple[PublishedColumn, ...]
-    key: tuple[tuple[str, str], ...]
+    key: tuple[tuple[str, str, str], ...]
     rows_estimate: int
 
 
@@ -94,7 +95,7 @@ def _table(*row: Any) -> PublishedTable:
         replica_identity=identity,
         row_filter=row_filter or "",
         columns=tuple(PublishedColumn(*column) for column in columns or ()),
-        key=tuple((name, kind) for name, kind in key or ()),
+        key=tuple((name, kind, schema) for name, kind, schema in key or ()),
         rows_estimate=estimate,
     )
 
@@ -145,7 +146,12 @@ _TABLES: LiteralString = (
              WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
                AND CASE WHEN b.columns IS NOT NULL THEN a.attnum = ANY (b.columns)
                         ELSE a.attgenerated = '' OR p.generated AND a.attgenerated = 's' END),
-           (SELECT jsonb_agg(jsonb_build_array(a.attname, format_type(pg_basetype(a.atttypid), -1))
+           (SELECT jsonb_agg(jsonb_build_array(a.attname, format_type(pg_basetype(a.atttypid), -1),
+                     coalesce((SELECT o.oprnamespace::regnamespace::text
+                        FROM pg_opclass k JOIN pg_amop m ON m.amopfamily = k.opcfamily
+                             AND m.amoplefttype = k.opcintype AND m.amoprighttype = k.opcintype
+                        JOIN pg_operator o ON o.oid = m.amopopr AND o.oprname = '>'
+                       WHERE k.oid = reading.classes[part.number - 1]), 'pg_catalog'))
                              ORDER BY part.number)
               FROM unnest(reading.attnums) WITH ORDINALITY part (attnum, number)
               JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = part.attnum),
@@ -161,7 +167,8 @@ _TABLES: LiteralString = (
     + """) identity
            ON true
       LEFT JOIN LATERAL (
-           SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] AS attnums FROM pg_index i
+           SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] AS attnums,
+                  i.indclass::oid[] AS classes FROM pg_index i
             WHERE i.indrelid = c.oid AND i.indisvalid
               AND (i.indisprimary AND i.indimmediate OR i.indisreplident)
             ORDER BY i.indisprimary DESC LIMIT 1) reading ON true

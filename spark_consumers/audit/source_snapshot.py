@@ -28,12 +28,6 @@ from spark_consumers.verify.source_identity import (
 
 OPERATION = "audit tables"
 _GRANT = "ALTER ROLE … REPLICATION for the role of source.conninfo, and SELECT on the tables"
-_TIMEOUTS = (
-    "lock_timeout",
-    "statement_timeout",
-    "idle_in_transaction_session_timeout",
-    "transaction_timeout",
-)
 _MAY_REPLICATE = "SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user"
 
 
@@ -63,17 +57,12 @@ def source_snapshot(
     """
     with _connected(settings) as connection:
         connection.autocommit = True
-        for name in _TIMEOUTS:
-            connection.execute(
-                "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = %s", [name]
-            )
-        connection.execute("SET row_security = off")
         connection.execute("SET max_parallel_workers_per_gather = 0")
         connection.execute("SET jit = off")
         _require_source(connection, settings, progress)
         # A new slot waits for open transactions up to `deadline_ms` each.
-        waits = f"-c lock_timeout={deadline_ms}"
-        with walsender_of(connection, settings, options=waits) as replication:
+        waits = {"lock_timeout": f"{deadline_ms}ms"}
+        with walsender_of(connection, settings, waits) as replication:
             lsn, name = _create_slot(replication)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())

@@ -15,15 +15,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.settings import SourceSettings
+from services.postgres.sessions import TABLES, open_session
 from spark_consumers.events.columns import ColumnShape
 from spark_consumers.verify.forms import Layer, value_sql
 
 FILE_BYTES_MAX: Final = 64 * 2**20
-# What the bridge's replication session has, so that text forms are the same.
-_SESSION: Final = (
-    "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET IntervalStyle = 'postgres';"
-    " SET extra_float_digits = 3"
-)
 _KEEPALIVES: Final = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -85,20 +81,14 @@ def noticing_loss(conninfo: str) -> str:
 def connected(
     conninfo: str, server: str, operation: str, *, hint: str, grant: str, timeout_s: int
 ) -> Iterator[psycopg.Connection]:
-    """Connect for one transaction, with the text forms of the bridge.
+    """Connect for one transaction, with the text forms of the bridge's sessions.
 
     Raise Retryable when no server answers, SetupError when a privilege is missing. `server` is what
     the server is called in these errors.
     """
     try:
-        with psycopg.connect(
-            noticing_loss(conninfo),
-            connect_timeout=timeout_s,
-            client_encoding="utf-8",
-            application_name="slottables",
-        ) as connection:
-            connection.execute(_SESSION)
-            connection.commit()
+        with open_session(TABLES, noticing_loss(conninfo), connect_timeout=timeout_s) as connection:
+            connection.autocommit = False
             yield connection
     except psycopg.errors.InsufficientPrivilege as error:
         raise SetupError(

@@ -25,6 +25,7 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord
 from schemas.settings import KafkaSettings, SourceSettings
 from schemas.timelines import switch_points
+from services.postgres.sessions import AUDIT, open_session
 from spark_consumers.kafka.progress import ProgressTail
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.verify.postgres import noticing_loss
@@ -172,7 +173,9 @@ def require_same_source(record: ProgressRecord, found: SourceIdentity, operation
 
 @contextlib.contextmanager
 def walsender_of(
-    connection: psycopg.Connection, source: SourceSettings, *, options: str = ""
+    connection: psycopg.Connection,
+    source: SourceSettings,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[psycopg.Connection]:
     """Open a replication connection to the server and database that `connection` leads to.
 
@@ -180,15 +183,13 @@ def walsender_of(
     """
     info = connection.info
     conninfo = source.conninfo.get_secret_value()
-    with psycopg.connect(
+    with open_session(
+        AUDIT,
         make_conninfo(
             noticing_loss(conninfo), host=info.host, hostaddr=info.hostaddr or None, port=info.port
         ),
-        replication="database",
-        autocommit=True,
+        settings,
         connect_timeout=source.connect_timeout_s,
-        application_name="slottables_audit",
-        options=options or None,
     ) as walsender:
         yield walsender
 

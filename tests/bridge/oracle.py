@@ -30,8 +30,8 @@ from schemas.schema_events import SchemaEvent
 from schemas.shaping import ShapingSettings
 from services.bridge.events.envelope import NEW_KEY_HEADER, OLD_KEY_HEADER
 from services.bridge.events.values.encoders import Encoders
-from services.bridge.source.replication_connection import SESSION_OPTIONS
 from services.bridge.source.type_catalog import read_types
+from services.postgres.sessions import ROWS, open_session
 from tests.bridge.reading import Record, read_committed
 from tests.bridge.row_comparison import compare
 from tests.bridge.running import Bridge
@@ -341,8 +341,9 @@ def assert_copied(
 ) -> None:
     """`copy` has the rows of each published table, or of each of `tables`."""
     untold = 0
-    with psycopg.connect(bridge.conninfo, options=SESSION_OPTIONS) as connection:
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    with open_session(ROWS, bridge.conninfo) as connection:
+        connection.execute("SET statement_timeout = 0; SET lock_timeout = 0")
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         for oid, name, query in _queries(connection, bridge, where or {}):
             if not tables or name in tables:
                 rebuilt = copy.tables[oid].rows if oid in copy.tables else []

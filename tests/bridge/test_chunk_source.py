@@ -83,12 +83,6 @@ class Server:
     def mark(self, _: str) -> int:
         return 5
 
-    def search_path(self) -> str:
-        return "public"
-
-    def set_search_path(self, search_path: str) -> None:
-        self.searched = search_path
-
     flushed_lsn = finish
 
     def has_standbys_up_to(self, _: int) -> bool:
@@ -165,7 +159,6 @@ def test_a_standby_that_always_lags_is_waited_for_longer_each_time(thread: Reade
     source.mark("token", TABLE).result()
     source.mark("token", TABLE).result()
     assert standby.patience[-2:] == [5, 2.5]
-    assert standby.searched == "public", "that of the primary"
 
 
 def test_a_standby_that_is_always_late_is_waited_for_as_long_as_the_settings_say(

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from schemas.errors import ExitCode, Retryable, SetupError
@@ -99,38 +100,53 @@ def test_a_primary_that_shuts_down_while_it_awaits_a_standby_is_retried(
 REFUSED = "connection to server at 127.0.0.1, port 5432 failed: "
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "FATAL:  the database system is starting up",
-        "FATAL:  the database system is not yet accepting connections",
-        "FATAL:  the database system is not accepting connections",
-        "FATAL:  the database system is in recovery mode",
-        "FATAL:  sorry, too many clients already",
-        'FATAL:  too many connections for role "bridge"',
-        "FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute",
-        "FATAL:  terminating connection due to administrator command",
-        "Connection refused",
-        'could not translate host name "pg-a" to address: Temporary failure in name resolution',
-    ],
-)
-def test_a_refused_connection_that_may_be_taken_later_is_retried(text: str) -> None:
-    assert connect_error(REFUSED + text, "slot s").exit_code in PASSING
+def refusal(state: str | None, text: str) -> Exception:
+    """What services.postgres.sessions raises where a connection can't be made."""
+    error = psycopg.OperationalError(REFUSED + text)
+    error.sqlstate = state
+    return error
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("state", "text"),
     [
-        'FATAL:  password authentication failed for user "bridge"',
-        'FATAL:  database "bank" is not currently accepting connections',
-        'FATAL:  database "bank" does not exist',
-        'FATAL:  role "bridge" is not permitted to log in',
-        "FATAL:  no pg_hba.conf entry for replication connection from host 10.0.0.1",
-        "SSL error: certificate verify failed",
-        "SSL error: tlsv1 alert unknown ca",
-        "SSL error: sslv3 alert certificate expired",
-        "SSL error: tlsv13 alert certificate required",
+        ("57P03", "FATAL:  the database system is starting up"),
+        ("57P03", "ВАЖНО:  система баз данных запускается"),
+        ("57P03", "FATAL:  the database system is not accepting connections"),
+        ("57P03", "FATAL:  the database system is in recovery mode"),
+        ("53300", "FATAL:  sorry, too many clients already"),
+        ("53300", "FATAL:  remaining connection slots are reserved for roles with …"),
+        ("57P01", "FATAL:  terminating connection due to administrator command"),
+        (None, "Connection refused"),
+        (None, 'could not translate host name "pg-a" to address: Temporary failure'),
     ],
 )
-def test_a_connection_that_will_always_be_refused_is_not_retried(text: str) -> None:
-    assert connect_error(REFUSED + text, "slot s").exit_code >= 20
+def test_a_refused_connection_that_may_be_taken_later_is_retried(
+    state: str | None, text: str
+) -> None:
+    assert connect_error(refusal(state, text), "slot s").exit_code in PASSING
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "hint"),
+    [
+        ("28P01", 'FATAL:  password authentication failed for user "b"', "the password"),
+        ("28P01", 'ВАЖНО:  пользователь "b" не прошёл проверку подлинности', "the password"),
+        ("55000", 'FATAL:  database "bank" is not currently accepting', "ALLOW_CONNECTIONS"),
+        ("3D000", 'FATAL:  データベース"bank"は存在しません', "create the database"),
+        ("28000", 'FATAL:  role "bridge" is not permitted to log in', "let the role log in"),
+        ("28000", "FATAL:  no pg_hba.conf entry for replication connection", "in pg_hba.conf"),
+        ("42704", 'FATAL:  unrecognized configuration parameter "x"', "the options"),
+        (None, "SSL error: certificate verify failed", "sslrootcert"),
+        (None, "SSL error: tlsv1 alert unknown ca", "sslcert"),
+        (None, "SSL error: sslv3 alert certificate expired", "sslcert"),
+        (None, "fe_sendauth: no password supplied", "give a password"),
+    ],
+)
+def test_a_connection_that_will_always_be_refused_is_not_retried(
+    state: str | None, text: str, hint: str
+) -> None:
+    """Whatever the server's language: its SQLSTATE decides."""
+    error = connect_error(refusal(state, text), "slot s")
+    assert isinstance(error, SetupError)
+    assert hint in error.hint

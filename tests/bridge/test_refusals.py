@@ -14,8 +14,7 @@ from psycopg import sql
 from psycopg.pq.abc import PGconn
 from structlog.testing import capture_logs
 
-from schemas.errors import ExitCode, Retryable, SetupError
-from services.bridge.source.server_errors import connect_error
+from schemas.errors import ExitCode, SetupError
 from services.bridge.source.server_requirements import check_server, tell_untried
 from services.postgres.server import Server, read_server
 from tests.bridge.conftest import NewBridge
@@ -360,13 +359,3 @@ def test_a_host_that_refuses_us_for_good_while_the_primary_restarts(
     )
     bridge = new_bridge(both, **QUICK).start()
     assert bridge.exit_code() == ExitCode.PRIVILEGE_MISSING, bridge.output
-
-
-def test_a_standby_that_takes_no_connections_is_passing() -> None:
-    """hot_standby = off: it may be promoted yet."""
-    said = "connection failed: FATAL:  the database system is not accepting connections"
-    assert isinstance(
-        connect_error(f"{said} DETAIL: Hot standby mode is disabled.", "h"), Retryable
-    )
-    closed = 'FATAL:  database "d" is not currently accepting connections'
-    assert isinstance(connect_error(closed, "h"), SetupError)

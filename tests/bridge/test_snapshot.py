@@ -12,7 +12,7 @@ import yaml
 from confluent_kafka.admin import AdminClient
 
 from services.bridge.failpoints import OF_A_SNAPSHOT, VARIABLE
-from services.bridge.snapshot.row_reader import APPLICATION
+from services.postgres.sessions import ROWS as READING
 from tests.bridge.conftest import NewBridge
 from tests.bridge.consumer_folds import fold
 from tests.bridge.snapshots import (
@@ -182,9 +182,9 @@ def test_its_sql_sessions_may_be_ended_at_any_moment(
         bridge.start().streaming()
         for number in range(1, 5):
             await_chunks(bridge, number + 1)
-            connection.execute(ended, [APPLICATION])
+            connection.execute(ended, [READING.application])
         done(bridge)
-        connection.execute(ended, [APPLICATION])
+        connection.execute(ended, [READING.application])
     bridge.caught_up()
     assert "opened the snapshot's SQL sessions again" in bridge.output
     assert bridge.sessions == 1, bridge.output

@@ -35,6 +35,7 @@ from services.bridge.snapshot.tables import (
     TableShape,
     bounds_query,
     chunk_query,
+    shape_difference,
 )
 from services.bridge.snapshot.visibility import PublishedXids, Sight, parse_sight, with_epoch
 
@@ -234,11 +235,14 @@ def test_the_first_chunk_and_the_next_one() -> None:
         b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
         b' FROM ONLY "public"."t" ORDER BY 4, 5 LIMIT 10',
         [],
+        False,
     )
     assert chunk_query(replace(found, partitioned=True), KeyRange(["1", "x"], None), "", 5) == (
         b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
-        b' FROM "public"."t" WHERE ("a", "b""") > ($1::integer, $2::integer) ORDER BY 4, 5 LIMIT 5',
+        b' FROM "public"."t" WHERE ("a", "b""") OPERATOR(pg_catalog.>) ($1::integer, $2::integer)'
+        b" ORDER BY 4, 5 LIMIT 5",
         [b"1", b"x"],
+        False,
     )
 
 
@@ -252,14 +256,17 @@ def test_the_range_of_a_worker_and_the_keys_that_part_ranges() -> None:
     ]
     assert chunk_query(found, KeyRange(None, ["5", "y"]), "", 5) == (
         b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
-        b' FROM ONLY "public"."t" WHERE ("a", "b""") <= ($1::integer, $2::integer)'
+        b' FROM ONLY "public"."t"'
+        b' WHERE ("a", "b""") OPERATOR(pg_catalog.<=) ($1::integer, $2::integer)'
         b" ORDER BY 4, 5 LIMIT 5",
         [b"5", b"y"],
+        False,
     )
     assert bounds_query(found, ["1", "x"], 10, 3) == (
         b"SELECT k0, k1 FROM (SELECT *, row_number() OVER (ORDER BY k0, k1) AS number"
         b' FROM (SELECT "a", "b""" FROM ONLY "public"."t"'
-        b' WHERE ("a", "b""") > ($1::integer, $2::integer) ORDER BY "a", "b""" LIMIT 30)'
+        b' WHERE ("a", "b""") OPERATOR(pg_catalog.>) ($1::integer, $2::integer)'
+        b' ORDER BY "a", "b""" LIMIT 30)'
         b" AS next (k0, k1)) AS numbered WHERE number % 10 = 0 ORDER BY number",
         [b"1", b"x"],
     )
@@ -289,10 +296,34 @@ def test_a_chunk_of_a_filtered_table_looks_at_no_more_rows() -> None:
         b" SELECT CASE WHEN wanted THEN c0 END, CASE WHEN wanted THEN c1 END, k0, wanted"
         b' FROM (SELECT "id" AS c0, "note" AS c1, "id" AS k0,'
         b" ((id > 1) AND (note <> '')) IS TRUE AS wanted"
-        b' FROM ONLY "public"."t" WHERE ("id") > ($1::integer) ORDER BY 3 LIMIT 5) AS chunk'
-        b" ORDER BY 3",
+        b' FROM ONLY "public"."t" WHERE ("id") OPERATOR(pg_catalog.>) ($1::integer)'
+        b" ORDER BY 3 LIMIT 5) AS chunk ORDER BY 3",
         [b"1"],
+        True,
     )
+
+
+def test_the_operators_of_a_key_are_named_with_the_schema_of_each_columns_own() -> None:
+    """One that is planted in a schema of the search_path may fit better than the type's own."""
+    found = shape("public.t", "a", "b", "c")
+    kinds = ("integer", "public.citext", "text")
+    schemas = ("pg_catalog", "public", "pg_catalog")
+    key = tuple(map(KeyColumn, ("a", "b", "c"), kinds, schemas))
+    query = chunk_query(replace(found, key=key), KeyRange(["1", "x", "y"], None), "", 5)
+    assert (
+        b'WHERE "a" OPERATOR(pg_catalog.>=) $1::integer'
+        b' AND ("a" OPERATOR(pg_catalog.>) $1::integer'
+        b' OR "b" OPERATOR(public.>=) $2::public.citext'
+        b' AND ("b" OPERATOR(public.>) $2::public.citext'
+        b' OR ("c") OPERATOR(pg_catalog.>) ($3::text))) ORDER'
+    ) in query.text
+
+
+def test_two_forms_of_a_table_are_told_apart_by_what_differs() -> None:
+    found = shape("public.t", "a")
+    other = replace(found, key=(KeyColumn("a", '"integer"'),))
+    assert shape_difference(found, other).startswith("key (KeyColumn(name='a', type='\"integer\"'")
+    assert shape_difference(found, None) == "it is not published any more"
 
 
 @given(

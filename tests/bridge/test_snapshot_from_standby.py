@@ -14,13 +14,14 @@ from schemas.errors import ExitCode, SetupError
 from services.bridge.command import app
 from services.bridge.failpoints import VARIABLE
 from services.bridge.snapshot.reader import SnapshotReader
-from services.bridge.snapshot.row_reader import APPLICATION, NotNow
+from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.standby import Standby
 from services.bridge.snapshot.standby_state import require_written
 from services.bridge.snapshot.tables import TableShape
 from services.bridge.source.hosts import host_name
 from services.postgres.server import Server as Identity
 from services.postgres.server import read_server, written_lsn
+from services.postgres.sessions import ROWS as READING
 from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
@@ -244,14 +245,14 @@ def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_wr
         server = read_server(connection)
     other = pair.standby.conninfo(fresh_database, options="-c search_path=pg_catalog")
     with _on_both(conninfo, other, server) as (reader, standby, shape):
-        standby.set_search_path(reader.search_path())
+        reader.begin(shape)
         standby.begin(shape)
         assert standby.shapes([shape.relation.oid]) == [shape], "whatever its search_path was"
         versions = reader.order_versions(shape, "")
-        assert versions.keys() == {"sorted"}, "of a locale that sorts, and not by bytes"
+        assert versions.keys() == {"public.sorted"}, "of a locale that sorts, and not by bytes"
         assert standby.order_versions(shape, "") == versions
         other, unknown = "b > 'x' COLLATE other", "b > 'x' COLLATE /**/ other"
-        assert {"sorted", "other"} <= reader.order_versions(shape, other).keys()
+        assert {"public.sorted", "public.other"} <= reader.order_versions(shape, other).keys()
         assert standby.order_versions(shape, unknown)['"COLLATE"'] is None
         replayed = standby.finish()
         require_written(replayed, reader.mark("read"), standby.name)
@@ -313,7 +314,7 @@ def test_rows_whose_reading_is_cancelled_by_recovery_are_read_later(
 
         def conflict() -> None:
             what = "rows are read"
-            eventually(lambda: watching.execute(reads, [APPLICATION]).fetchone(), what=what)
+            eventually(lambda: watching.execute(reads, [READING.application]).fetchone(), what=what)
             connection.execute("ALTER TABLE t ADD more int")
 
         thread = threading.Thread(target=conflict)

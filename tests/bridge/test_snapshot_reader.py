@@ -14,11 +14,12 @@ from services.bridge.snapshot import reader as module
 from services.bridge.snapshot.places import RowsBefore
 from services.bridge.snapshot.ranges import RangeReader
 from services.bridge.snapshot.reader import SnapshotReader
-from services.bridge.snapshot.row_reader import APPLICATION, NotNow
+from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.visibility import PublishedXids
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import read_server
+from services.postgres.sessions import ROWS
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually, patient_ms
@@ -59,7 +60,7 @@ def end_sessions(connection: Connection) -> None:
     connection.execute(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name = %s",
-        [APPLICATION],
+        [ROWS.application],
     )
 
 
@@ -286,7 +287,7 @@ def test_fewer_workers_read_where_the_server_lets_no_more_in(
     with connect(pair.primary, "postgres") as connection:
 
         def connections() -> int:
-            (found,) = one_row(connection.execute(query, [fresh_database, APPLICATION]))
+            (found,) = one_row(connection.execute(query, [fresh_database, ROWS.application]))
             return int(found)
 
         with connect(pair.primary, fresh_database) as filling:

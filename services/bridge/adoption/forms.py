@@ -66,7 +66,7 @@ def key_of(table: PublishedTable, naming: Naming) -> tuple[str, ...]:
     elif table.replica_identity in "di":
         chosen = {column.name for column in table.columns if column.identity}
     else:
-        chosen = {name for name, _ in table.key}
+        chosen = {name for name, *_ in table.key}
     return tuple(column.name for column in table.columns if column.name in chosen)
 
 

@@ -32,7 +32,6 @@ from services.bridge.snapshot.tables import TableShape
 from services.bridge.snapshot.visibility import parse_sight
 from services.bridge.source.readiness import wait_readable
 from services.bridge.source.replication_connection import (
-    SESSION_OPTIONS,
     ReplicationConnection,
     cut_off_after,
 )
@@ -43,16 +42,15 @@ from services.postgres.publications import publishes_all_tables, unpublished_cha
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server, written_lsn
+from services.postgres.sessions import REPAIR, REPAIR_LOCK_S, open_session
 
 logger = structlog.get_logger(__name__)
 
-APPLICATION: Final = "slotbridge_recover"
 SEGMENTS_MAX: Final = 4_096
 """How many WAL segments are skipped at most, to get beyond what Kafka has."""
 ROWS_DEADLINE_S: Final = 3_600.0
 """How long the server may look for the next rows: a filter may fit few of a large table."""
 _LOOK_S: Final = 0.5
-_LOCK_S: Final = 30
 _CURSOR: Final = "slotbridge_recover"
 _TELL_S: Final = 5.0
 _OPEN: Final = """
@@ -81,7 +79,7 @@ class Baseline:
         """Open two connections: one reads rows, the other one sees the server as it is now."""
         self._conninfo = conninfo
         self._server = server
-        self._deadline_s = sql_deadline_ms / 1000 + _LOCK_S
+        self._deadline_s = sql_deadline_ms / 1000 + REPAIR_LOCK_S
         self._while_waiting = while_waiting
         self._told = 0.0
         self._slot = source.slot
@@ -195,7 +193,7 @@ class Baseline:
             *(self._conninfo, self._slot),
             wal_sender_timeout_ms=wal_sender_timeout_ms,
             sql_deadline_ms=int(1000 * deadline_s),
-            name=APPLICATION,
+            name=REPAIR.application,
         )
         if self._exporter.identify() != (self._server.system_identifier, self._server.timeline):
             raise Retryable(
@@ -303,23 +301,10 @@ class Baseline:
         return result
 
     def _connect(self) -> Connection:
-        given = psycopg.conninfo.conninfo_to_dict(self._conninfo).get("options") or ""
-        options = (
-            f"{given} {SESSION_OPTIONS} -c lock_timeout={_LOCK_S}s -c statement_timeout=0"
-            " -c row_security=off -c jit=off -c idle_in_transaction_session_timeout=0"
-            " -c idle_session_timeout=0 -c transaction_timeout=0"
-            " -c synchronous_commit=local"
-        )
         try:
-            return psycopg.connect(
-                self._conninfo,
-                autocommit=True,
-                options=options,
-                application_name=APPLICATION,
-                client_encoding="UTF8",
-            )
+            return open_session(REPAIR, self._conninfo)
         except psycopg.Error as error:
-            raise connect_error(str(error), f"slot {self._slot}") from error
+            raise connect_error(error, f"slot {self._slot}") from error
 
     @contextlib.contextmanager
     def _statement(

@@ -29,7 +29,7 @@ from services.bridge.snapshot.row_order import order_difference
 from services.bridge.snapshot.row_reader import NotNow, RowReader
 from services.bridge.snapshot.standby import NEAR_S, Standby
 from services.bridge.snapshot.standby_state import require_written
-from services.bridge.snapshot.tables import Chunk
+from services.bridge.snapshot.tables import Chunk, shape_difference
 from services.bridge.snapshot.visibility import PublishedXids, Sight
 
 logger = structlog.get_logger(__name__)
@@ -100,9 +100,7 @@ class ChunkSource:
     def _mark(self, token: str, table: TableProgress | None) -> int:
         if table is not None and (standby := self._standby_for(table)) is not None:
             with self._near.kept():
-                near = standby.approach(self._reader.flushed_lsn(), self._near.seconds)
-            if near:
-                standby.set_search_path(self._reader.search_path())
+                standby.approach(self._reader.flushed_lsn(), self._near.seconds)
         return self._reader.mark(token)
 
     def take(
@@ -126,8 +124,7 @@ class ChunkSource:
         sight = self._see(table, locked, published)
         reach("chunk begun")
         require_in_window(table, sight)
-        found = self._of_form(self._reader, (table, *locked))
-        require_form(table, found)
+        found = self._of_form(self._reader, table, *locked)
         standby = self._begin_on_standby(table, locked)
         read_began = time.monotonic()
         chunk = self._read(standby or self._reader, table, rows_max=rows_max, bytes_max=bytes_max)
@@ -135,7 +132,7 @@ class ChunkSource:
         if chunk.ends and from_standby == (standby is not None):
             rows_max, bytes_max = rows_max - chunk.looked_at, bytes_max - chunk.bytes
             until = read_began + self._hold_s
-            chunks += self._read_others(standby, found[1:], rows_max, bytes_max, until)
+            chunks += self._read_others(standby, found, rows_max, bytes_max, until)
         replayed = 0 if standby is None else self._thread.call(standby.finish)
         read_s = time.monotonic() - read_began
         reach("chunk read")
@@ -201,7 +198,7 @@ class ChunkSource:
             if not self._thread.call(standby.await_replay, seen_lsn, self._replayed.seconds):
                 return None
         self._thread.call(standby.begin, *[one.shape for one in (table, *others)])
-        require_form(table, self._of_form(standby, (table,)))
+        self._of_form(standby, table)
         if self._is_in_order(standby, table):
             return standby
         self._thread.call(standby.end)
@@ -229,11 +226,21 @@ class ChunkSource:
             "rows of a table are read from the primary", table=table.shape.name, reason=why
         )
 
-    def _of_form(self, reader: RowReader, tables: Sequence[TableProgress]) -> list[TableProgress]:
-        """Return the tables that have the form that was planned; ask the catalogs once for all."""
+    def _of_form(
+        self, reader: RowReader, table: TableProgress | None, *others: TableProgress
+    ) -> list[TableProgress]:
+        """Return `others` that have the form that was planned; ask the catalogs once for all.
+
+        Raise NotNow where `table` has another one.
+        """
+        tables = others if table is None else (table, *others)
         oids = [one.shape.relation.oid for one in tables]
         found = {one.relation.oid: one for one in self._thread.call(reader.shapes, oids)}
-        return [one for one in tables if found.get(one.shape.relation.oid) == one.shape]
+        seen = None if table is None else found.get(table.shape.relation.oid)
+        if table is not None and seen != table.shape:
+            differs = shape_difference(table.shape, seen)
+            raise NotNow(f"the table has another form than at its mark: {differs}", changed=True)
+        return [one for one in others if found.get(one.shape.relation.oid) == one.shape]
 
     def _read_others(
         self,
@@ -247,7 +254,7 @@ class ChunkSource:
         chunks: list[tuple[TableProgress, Chunk]] = []
         try:
             if standby is not None and others:
-                others = self._of_form(standby, others)
+                others = self._of_form(standby, None, *others)
             while others and rows_max > 0 and bytes_max > 0 and time.monotonic() < until:
                 group, others = others[: self._workers], others[self._workers :]
                 if standby is not None:
@@ -304,12 +311,6 @@ class ChunkSource:
             time.sleep(LOOK_S)
         self._secured.met()
         return mark
-
-
-def require_form(table: TableProgress, found: Sequence[TableProgress]) -> None:
-    """Raise NotNow unless the table is among those that have the form that was planned."""
-    if table not in found[:1]:
-        raise NotNow("the table has another form than at its mark", changed=True)
 
 
 def require_in_window(table: TableProgress, sight: Sight) -> None:

@@ -19,6 +19,7 @@ from services.bridge.snapshot.row_reader import NotNow
 logger = structlog.get_logger(__name__)
 
 _TELL_S: Final = 10.0
+_PLANS_MAX: Final = 5
 _LONG_S: Final = 60.0
 """How long a snapshot reads no chunk before each warning of it."""
 
@@ -31,7 +32,9 @@ class Narration:
         self._durable_lsn = durable_lsn
         self._claims: deque[tuple[int, Callable[[], None]]] = deque()
         """What is to be told once Kafka has everything up to an LSN, in the LSNs' order."""
-        self._told = {"progress": 0.0, "reason": 0.0}
+        self._told = {"progress": 0.0, "reason": 0.0, "anew": 0.0}
+        self._anew = 0
+        """How many plans in a row were not those of the tables as they were then."""
         self._refused_told: Mapping[str, str] = {}
         self._stalled_at: float | None = None
         self._stall_told_s = 0.0
@@ -85,6 +88,7 @@ class Narration:
         at_lsn: int,
     ) -> None:
         """Tell that the table's next chunk is in the stream, at `at_lsn`."""
+        self._anew = 0
         self._advances()
         if self._is_time("progress") or table.done:
             tell = partial(
@@ -112,6 +116,15 @@ class Narration:
     def postponed(self, table: TableProgress, reason: NotNow) -> None:
         """Tell that a chunk could not be had now."""
         metrics.SNAPSHOT_POSTPONED.inc()
+        self._anew = self._anew + 1 if reason.changed else 0
+        if self._anew >= _PLANS_MAX and self._is_time("anew"):
+            logger.warning(
+                "the snapshot is planned anew each time, and reads no rows",
+                table=table.shape.name,
+                times=self._anew,
+                reason=str(reason),
+                hint="see whether a program alters the table or its publication again and again",
+            )
         if self._is_time("reason"):
             logger.info("postponed a chunk", table=table.shape.name, reason=str(reason))
         self._stall(reason)

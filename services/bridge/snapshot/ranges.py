@@ -21,15 +21,14 @@ from psycopg import pq
 from schemas.errors import SlotbridgeError
 from services.bridge.pgoutput.messages import Row
 from services.bridge.snapshot.cursor import FETCH_BYTES, parts
-from services.bridge.snapshot.tables import CURSOR, Chunk, TableShape, filtered
+from services.bridge.snapshot.tables import CURSOR, Chunk, Query, TableShape, filtered
 from services.postgres.rows import one_row
-from services.postgres.server import Connection
+from services.postgres.sessions import Session, names_as_meant
 
 logger = structlog.get_logger(__name__)
 
 RETRY_S: Final = 30.0
 """How long fewer connections read where others could not be had, or saw another snapshot."""
-Query = tuple[bytes, list[bytes]]
 _FILL: Final = 0.9
 """How much of its bytes a range is planned to have, as rows differ in size."""
 _SEEN: Final[LiteralString] = """
@@ -86,13 +85,13 @@ def joined(ranges: Sequence[RangeRows], rows_max: int) -> RangeRows:
 class RangeReader:
     """Reads for one RowReader, with up to `workers` - 1 connections beside its first one."""
 
-    def __init__(self, workers: int, open_one: Callable[[], Connection]) -> None:
+    def __init__(self, workers: int, open_one: Callable[[], Session]) -> None:
         """`open_one` opens one more connection to the server; it may raise SlotbridgeError."""
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="snapshot-range")
         self._workers = workers
         self._open_one = open_one
         self._open_at = 0.0
-        self.others: tuple[Connection, ...] = ()
+        self.others: tuple[Session, ...] = ()
 
     def close(self) -> None:
         """Wait until the ranges that are being read have ended; end the other connections."""
@@ -127,7 +126,7 @@ class RangeReader:
 
     def read(
         self,
-        first: Connection,
+        first: Session,
         queries: Sequence[Query],
         rows_max: int,
         *,
@@ -144,7 +143,7 @@ class RangeReader:
         return joined(ranges, rows_max)
 
     def read_each(
-        self, first: Connection, queries: Sequence[Query], *, rows_each: int, bytes_each: int
+        self, first: Session, queries: Sequence[Query], *, rows_each: int, bytes_each: int
     ) -> list[RangeRows]:
         """Read a range for each query, up to `rows_each` rows or `bytes_each`, at the same time.
 
@@ -173,7 +172,7 @@ class RangeReader:
 
 
 def _read_apart(
-    connection: Connection,
+    connection: Session,
     snapshot: str,
     seen: tuple[str, str],
     query: Query,
@@ -195,15 +194,16 @@ def _read_apart(
             connection.execute("ROLLBACK")
 
 
-def read_range(connection: Connection, query: Query, rows_max: int, bytes_max: int) -> RangeRows:
+def read_range(connection: Session, query: Query, rows_max: int, bytes_max: int) -> RangeRows:
     """Declare the cursor of `query`; read up to `rows_max` rows, or those that have `bytes_max`."""
-    execute(connection, *query)
-    found = _fetch(connection, rows_max, bytes_max)
-    execute(connection, b"CLOSE " + CURSOR)
+    with names_as_meant(connection) if query.meant else contextlib.nullcontext():
+        execute(connection, query.text, query.parameters)
+        found = _fetch(connection, rows_max, bytes_max)
+        execute(connection, b"CLOSE " + CURSOR)
     return found
 
 
-def _fetch(connection: Connection, rows_max: int, bytes_max: int) -> RangeRows:
+def _fetch(connection: Session, rows_max: int, bytes_max: int) -> RangeRows:
     def from_cursor(count: int) -> pq.abc.PGresult:
         return execute(connection, b"FETCH %d FROM %s" % (count, CURSOR))
 
@@ -230,9 +230,7 @@ def chunk_of(shape: TableShape, where: str, found: RangeRows) -> Chunk:
     return Chunk(wanted, last, len(rows), found.ends, found.bytes)
 
 
-def execute(
-    connection: Connection, query: bytes, parameters: Sequence[bytes] = ()
-) -> pq.abc.PGresult:
+def execute(connection: Session, query: bytes, parameters: Sequence[bytes] = ()) -> pq.abc.PGresult:
     """Return results in text form as the server has printed them, without psycopg's types."""
     result = connection.pgconn.exec_params(query, [*parameters])
     if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):

@@ -13,7 +13,6 @@ from schemas.lsn import format_lsn
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.snapshot.places import Place
 from services.bridge.snapshot.row_reader import (
-    LOCK_MS,
     AnotherServer,
     NotNow,
     RowReader,
@@ -24,7 +23,8 @@ from services.bridge.snapshot.visibility import Sight
 from services.postgres.publications import unpublished_changes
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.rows import one_row
-from services.postgres.server import Connection, Server, setting, written_lsn
+from services.postgres.server import Connection, Server, written_lsn
+from services.postgres.sessions import MARKS, ROWS, Session
 
 _READ_ONLY: Final = "the server takes no writes"
 _IF_WRITABLE: Final = (
@@ -63,6 +63,8 @@ class Inspection(NamedTuple):
 class SnapshotReader(RowReader):
     """Reads and marks for one session, on the server that it streams from."""
 
+    _purposes = (ROWS, MARKS)
+
     def __init__(
         self,
         conninfo: str,
@@ -81,7 +83,7 @@ class SnapshotReader(RowReader):
         self._sessions = self._open()
 
     @property
-    def _marks(self) -> Connection:
+    def _marks(self) -> Session:
         return self._sessions[-1]
 
     def inspect(self, beginning: Sight | None = None) -> Inspection:
@@ -158,15 +160,6 @@ class SnapshotReader(RowReader):
         self._open_again()
         with self._statement("read the WAL's position"):
             return written_lsn(self._marks)
-
-    def search_path(self) -> str:
-        """Return the search_path, on which the names of types and the texts of filters depend."""
-        with self._statement("read the search_path"):
-            return setting(self._rows, "search_path")
-
-    @property
-    def _options(self) -> list[str]:
-        return [*super()._options, f"-c synchronous_commit=local -c lock_timeout={LOCK_MS}"]
 
     def _require_the_server(self, connection: Connection) -> None:
         """Raise AnotherServer unless the connection is with the server that is streamed from."""

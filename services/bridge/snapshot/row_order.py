@@ -11,21 +11,21 @@ from services.bridge.snapshot.tables import TableShape, filtered
 from services.postgres.server import Connection
 
 _VERSIONS: LiteralString = """
-    SELECT DISTINCT used.oid::regcollation::text, used.version
+    SELECT DISTINCT used.name, used.version
       FROM (SELECT coalesce(nullif(a.attcollation, 0), r.rngcollation)
               FROM pg_attribute a LEFT JOIN pg_range r ON r.rngtypid = a.atttypid
              WHERE a.attrelid = %(table)s::oid AND a.attnum > 0 AND a.attname = ANY (%(columns)s)
              UNION SELECT to_regcollation(name) FROM unnest(%(named)s::text[]) name) needed (oid)
       JOIN pg_database d ON d.datname = current_database()
       JOIN LATERAL (
-           SELECT c.oid,
+           SELECT format('%%I.%%I', n.nspname, c.collname),
                   CASE c.collprovider WHEN 'd' THEN d.datlocprovider ELSE c.collprovider END,
                   CASE c.collprovider WHEN 'd' THEN d.datcollate ELSE c.collcollate END,
                   CASE c.collprovider WHEN 'd' THEN pg_database_collation_actual_version(d.oid)
                        ELSE pg_collation_actual_version(c.oid) END
-             FROM pg_collation c
+             FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
             WHERE c.oid = needed.oid
-           ) used (oid, provider, locale, version)
+           ) used (name, provider, locale, version)
            ON used.provider = 'i'
               OR used.provider = 'c' AND used.locale !~* '^(c|posix|c\\..*)$'
     UNION SELECT name, NULL FROM unnest(%(named)s::text[]) name WHERE to_regcollation(name) IS NULL

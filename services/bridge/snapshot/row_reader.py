@@ -42,17 +42,10 @@ from services.bridge.source.server_errors import READ_ROWS, connect_error, serve
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server, read_server
+from services.postgres.sessions import ROWS, Purpose, Session, names_as_meant, open_session
 
 logger = structlog.get_logger(__name__)
 
-APPLICATION: Final = "slotbridge_snapshot"
-LOCK_MS: Final = 200
-"""How long a chunk waits for a locked table; the stream stands still meanwhile."""
-STATEMENT_MS: Final = 10_000
-ROWS_OPTIONS: Final = (
-    f"-c lock_timeout={LOCK_MS} -c row_security=off -c jit=off -c quote_all_identifiers=off"
-    " -c idle_in_transaction_session_timeout=60s"
-)
 _SLOW: Final = ("57014", "40001")
 """A statement that took too long, or that stood in the way of a standby's recovery."""
 _GONE: Final = ("42P01", "3F000")
@@ -110,14 +103,14 @@ class RowReader:
         self._range_reader = RangeReader(workers, self._open_one)
         self._row_bytes: dict[int, float] = {}
         """Of each table (oid), as its last chunk had them."""
-        self._sessions: tuple[Connection, ...] = ()
+        self._sessions: tuple[Session, ...] = ()
 
     @property
-    def _rows(self) -> Connection:
+    def _rows(self) -> Session:
         return self._sessions[0]
 
     @property
-    def _all(self) -> tuple[Connection, ...]:
+    def _all(self) -> tuple[Session, ...]:
         return (*self._sessions, *self._range_reader.others)
 
     def interrupt(self) -> None:
@@ -160,7 +153,8 @@ class RowReader:
 
     def order_versions(self, shape: TableShape, where: str) -> Versions:
         """Read the versions of the collations that the table's chunks depend on."""
-        with self._statement("read the collations' versions", shape.name):
+        asked = self._statement("read the collations' versions", shape.name)
+        with asked, names_as_meant(self._rows):
             return order_versions(self._rows, shape, where)
 
     def read(
@@ -280,23 +274,24 @@ class RowReader:
         rows = connection.execute(places_query(beginning), given).fetchall()
         return {oid: Place(*place) for oid, *place in rows}
 
-    @property
-    def _options(self) -> list[str]:
-        """The options of each connection, except those of RangeReader."""
-        return [ROWS_OPTIONS]
+    _purposes: tuple[Purpose, ...] = (ROWS,)
+    """Of each connection, except those of RangeReader."""
 
-    def _open(self) -> tuple[Connection, ...]:
+    def _open(self) -> tuple[Session, ...]:
         """Make the connections. Raise SlotbridgeError."""
         with contextlib.ExitStack() as opened:
             sessions = []
-            for options in self._options:
-                sessions.append(self._open_one(options))
+            for purpose in self._purposes:
+                sessions.append(self._open_one(purpose))
                 opened.callback(sessions[-1].close)
             opened.pop_all()
         return tuple(sessions)
 
-    def _open_one(self, options: str = ROWS_OPTIONS) -> Connection:
-        connection = self._connect(options)
+    def _open_one(self, purpose: Purpose = ROWS) -> Session:
+        try:
+            connection = open_session(purpose, self._conninfo)
+        except psycopg.Error as error:
+            raise connect_error(error, self._subject, self.setting) from error
         try:
             self._require_the_server(connection)
         except BaseException:
@@ -335,26 +330,13 @@ class RowReader:
         for connection in self._sessions:
             connection.close()
 
-    def _connect(self, options: str) -> Connection:
-        given = psycopg.conninfo.conninfo_to_dict(self._conninfo).get("options") or ""
-        try:
-            return psycopg.connect(
-                self._conninfo,
-                autocommit=True,
-                options=f"{given} {SESSION_OPTIONS} -c statement_timeout={STATEMENT_MS} {options}",
-                application_name=APPLICATION,
-                client_encoding="UTF8",
-            )
-        except psycopg.Error as error:
-            raise connect_error(str(error), self._subject, self.setting) from error
-
     def _read_server(self, connection: Connection) -> Server:
         """Return which server answers. Raise SlotbridgeError."""
         try:
             with cut_off_after(self._deadline_s, connection.fileno()):
                 return read_server(connection)
         except (psycopg.Error, OSError) as error:
-            raise connect_error(str(error), self._subject, self.setting) from error
+            raise connect_error(error, self._subject, self.setting) from error
 
     @contextlib.contextmanager
     def _statement(self, operation: str, table: str = "") -> Iterator[None]:
@@ -396,5 +378,5 @@ def shape_of(table: PublishedTable) -> TableShape:
         for one in table.columns
     )
     relation = Relation(table.oid, table.schema, table.table, table.replica_identity, columns)
-    key = tuple(KeyColumn(name, kind) for name, kind in table.key)
+    key = tuple(KeyColumn(*column) for column in table.key)
     return TableShape(relation, table.partitioned, table.row_filter, key)

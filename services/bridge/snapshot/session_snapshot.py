@@ -20,7 +20,6 @@ from services.bridge.snapshot.progress import Known, Owner
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.requests import is_position, is_progress, is_request
 from services.bridge.snapshot.row_events import RowEvents
-from services.bridge.snapshot.row_reader import STATEMENT_MS
 from services.bridge.snapshot.signal_topic import SignalTopic, signal_position
 from services.bridge.snapshot.signals import Signals
 from services.bridge.snapshot.snapshotter import Snapshotter
@@ -29,9 +28,10 @@ from services.bridge.source.database import Primary
 from services.bridge.source.hosts import standby_conninfo
 from services.bridge.transactions.assembler import EventBatch
 from services.kafka.records import READ_DEADLINE_S, parse_record
+from services.postgres.sessions import SNAPSHOT_STATEMENT_MS
 
 CHUNK_BYTES_MAX = 4 * 2**20
-STANDBY_DEADLINE_MS = STATEMENT_MS + 1_000
+STANDBY_DEADLINE_MS = SNAPSHOT_STATEMENT_MS + 1_000
 """When a standby is given up that does not even cancel a statement: the stream stands still."""
 
 

@@ -27,20 +27,18 @@ from services.bridge.recovery.resume_record import NewSlot
 from services.bridge.sink.topics import Topics
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import (
-    SESSION_OPTIONS,
     ReplicationConnection,
     cut_off_after,
 )
-from services.bridge.source.server_errors import connect_error, server_error
+from services.bridge.source.server_errors import session_error
 from services.postgres.publications import publishes_all_tables
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection
+from services.postgres.sessions import NEW_SLOT, open_session
 
 logger = structlog.get_logger(__name__)
 _OPERATION: Final = "make the slot"
-_APPLICATION: Final = "slotbridge_slot"
-_STATEMENT_MS: Final = 60_000
 _FILES: Final = (
     "SELECT oid::bigint, relfilenode::bigint FROM pg_class"
     " WHERE oid = ANY (%s::oid[]) AND relkind = 'r'"
@@ -98,12 +96,7 @@ def make_slot(
 ) -> SlotBeginning:
     """Make the failover slot; return where it begins. Raise SlotbridgeError."""
     try:
-        with psycopg.connect(
-            primary.conninfo,
-            autocommit=True,
-            application_name=_APPLICATION,
-            options=f"{SESSION_OPTIONS} -c statement_timeout={_STATEMENT_MS}",
-        ) as connection:
+        with open_session(NEW_SLOT, primary.conninfo) as connection:
             lsn, snapshot = replication.create_slot(
                 two_phase=source.two_phase,
                 export=True,
@@ -120,11 +113,7 @@ def make_slot(
                 oids = [one.oid for one in tables if not one.key]
                 files = connection.execute(_FILES, [oids]).fetchall()
     except psycopg.Error as error:
-        message = " ".join((error.diag.message_primary or str(error)).split())
-        subject = f"slot {source.slot}"
-        if error.sqlstate is None:
-            raise connect_error(message, subject) from error
-        raise server_error(error.sqlstate, message, _OPERATION, subject) from error
+        raise session_error(error, _OPERATION, f"slot {source.slot}") from error
     return SlotBeginning(
         slot=source.slot,
         lsn=lsn,

@@ -14,7 +14,7 @@ import psycopg
 import structlog
 
 from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
-from services.bridge.snapshot.row_reader import ROWS_OPTIONS, NotNow, RowReader
+from services.bridge.snapshot.row_reader import NotNow, RowReader
 from services.bridge.snapshot.standby_state import (
     StandbyState,
     read_state,
@@ -32,7 +32,6 @@ NEAR_S: Final = 1.0
 _LOOK_S: Final = 0.005
 _LOOK_AGAIN_S: Final = 30.0
 _OPERATION: Final = "read rows from a standby"
-_SET_SEARCH_PATH: Final = "SELECT set_config('search_path', %s, false)"
 
 
 def is_database_of(found: Server, known: Server) -> bool:
@@ -62,7 +61,6 @@ class Standby(RowReader):
             *(conninfo, publication, f"slot {slot}"), deadline_ms=deadline_ms, workers=workers
         )
         self._told = False
-        self._search_path: str | None = None
         self._server = server
         self._look_at = 0.0
         """When to look again whether it is a standby."""
@@ -73,13 +71,6 @@ class Standby(RowReader):
         if time.monotonic() >= self._look_at:
             self._open_again()
         return self.await_replay(lsn, patience_s)
-
-    def set_search_path(self, search_path: str) -> None:
-        """Set the primary's search_path, so that a table has the same form on both."""
-        self._search_path = search_path
-        with self._statement("set the search_path"):
-            for session in self._all:
-                session.execute(_SET_SEARCH_PATH, [search_path])
 
     def await_replay(self, lsn: int, patience_s: float) -> bool:
         """Wait until it has replayed the primary's WAL up to `lsn`; False: it is not a standby.
@@ -149,12 +140,6 @@ class Standby(RowReader):
             return found
         never = isinstance(error, psycopg.errors.FeatureNotSupported)
         return NotNow(f"{self.name}: {found.message}", slow=not never, never=never)
-
-    def _open_one(self, options: str = ROWS_OPTIONS) -> Connection:
-        connection = super()._open_one(options)
-        if self._search_path is not None:
-            connection.execute(_SET_SEARCH_PATH, [self._search_path])
-        return connection
 
     def _require_the_server(self, connection: Connection) -> None:
         """Raise OperatorNeeded where the connection is with another cluster."""

@@ -7,7 +7,7 @@ key is read in the order of its rows' places (services.bridge.snapshot.places).
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
 from services.bridge.pgoutput.messages import Relation, Row
@@ -18,10 +18,14 @@ CURSOR: Final = b"slotbridge_chunk"
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of the key that rows are read by; `type`: as SQL names it."""
+    """A column of the key that rows are read by; `type`: as SQL names it.
+
+    `operators`: the schema of those that compare it, as SQL names it.
+    """
 
     name: str
     type: str
+    operators: str = "pg_catalog"
 
 
 PLACE: Final = KeyColumn("ctid", "tid")
@@ -91,14 +95,31 @@ class KeyRange(NamedTuple):
     until: Sequence[str] | None
 
 
+def shape_difference(planned: TableShape, seen: TableShape | None) -> str:
+    """Say in what two descriptions of a table differ."""
+    if seen is None:
+        return "it is not published any more"
+    names = [one.name for one in fields(seen)]
+    pairs = [(name, getattr(planned, name), getattr(seen, name)) for name in names]
+    return "; ".join(f"{name} {now}, was {was}" for name, was, now in pairs if was != now)
+
+
 def filtered(shape: TableShape, where: str) -> bool:
     """Whether only some rows of the table are wanted."""
     return bool(shape.row_filter or where)
 
 
+class Query(NamedTuple):
+    """A query and its parameters. `meant`: a user's SQL is in it, with names as the user means."""
+
+    text: bytes
+    parameters: list[bytes]
+    meant: bool = False
+
+
 def chunk_query(
     shape: TableShape, keys: KeyRange, where: str, rows: int, within: str = ""
-) -> tuple[bytes, list[bytes]]:
+) -> Query:
     """Make the SQL that declares the cursor CURSOR over the next `rows` rows, and its parameters.
 
     Of those with such keys; of rows `within` that condition alone.
@@ -126,7 +147,7 @@ def chunk_query(
             f" ORDER BY {order}"
         )
     declared = f"DECLARE {CURSOR.decode()} NO SCROLL CURSOR FOR {query}"
-    return declared.encode(), parameters
+    return Query(declared.encode(), parameters, bool(where))
 
 
 def bounds_query(
@@ -147,17 +168,29 @@ def bounds_query(
 
 def _bounds(shape: TableShape, keys: KeyRange) -> tuple[list[str], list[bytes]]:
     """Return the conditions for rows with such keys, and their parameters."""
-    key = ", ".join(identifier(column.name) for column in shape.read_by)
     conditions: list[str] = []
     parameters: list[bytes] = []
     for sign, bound in ((">", keys.after), ("<=", keys.until)):
         if bound is not None:
             numbers = range(len(parameters) + 1, len(parameters) + len(bound) + 1)
-            types = [column.type for column in shape.read_by]
-            bounds = [f"${n}::{kind}" for n, kind in zip(numbers, types, strict=True)]
-            conditions.append(f"({key}) {sign} ({', '.join(bounds)})")
+            bounds = [f"${n}::{one.type}" for n, one in zip(numbers, shape.read_by, strict=True)]
+            conditions.append(_beyond(shape.read_by, bounds, sign))
             parameters += [value.encode() for value in bound]
     return conditions, parameters
+
+
+def _beyond(key: Sequence[KeyColumn], bounds: Sequence[str], sign: str) -> str:
+    """Return the condition that the key is beyond `bounds`, by operators that are named in full.
+
+    An operator that somebody has planted may fit better than the type's own.
+    """
+    schema, names = key[0].operators, [identifier(column.name) for column in key]
+    if all(column.operators == schema for column in key):
+        return f"({', '.join(names)}) OPERATOR({schema}.{sign}) ({', '.join(bounds)})"
+    at_least, more = (
+        f"{names[0]} OPERATOR({schema}.{one}) {bounds[0]}" for one in (sign[0] + "=", sign[0])
+    )
+    return f"{at_least} AND ({more} OR {_beyond(key[1:], bounds[1:], sign)})"
 
 
 def _where(conditions: Sequence[str]) -> str:

@@ -8,24 +8,18 @@ from dataclasses import dataclass
 
 import psycopg
 import structlog
-from psycopg.conninfo import conninfo_to_dict
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.settings import SourceSettings
 from services.bridge.source.hosts import host_name, single_hosts
 from services.bridge.source.replication_connection import cut_off_after
-from services.bridge.source.server_errors import connect_error, server_error
+from services.bridge.source.server_errors import connect_error, session_error
 from services.postgres.server import Connection, Server, read_server, setting
+from services.postgres.sessions import BRIDGE, open_session
 
 logger = structlog.get_logger(__name__)
 
 _PROBE_DEADLINE_S = 10.0
-# Its own commits don't wait for standbys: a synchronous one, it would wait for its own feedback.
-_PROBE_OPTIONS = (
-    "-c synchronous_commit=local -c statement_timeout=15s"
-    " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
-    " -c tcp_keepalives_count=3 -c tcp_user_timeout=20s -c idle_in_transaction_session_timeout=30s"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +30,10 @@ class Candidate:
     server: Server
     connection: Connection
     read_only: bool
+
+
+class AStandby(Retryable):
+    """The host answers, and is a standby."""
 
 
 def find_primary(settings: SourceSettings) -> Candidate:
@@ -76,38 +74,36 @@ def _probe(conninfo: str) -> Candidate | SlotbridgeError:
     if isinstance(found, SlotbridgeError) or not found.read_only:
         return found
     found.connection.close()
+    if found.server.in_recovery:
+        return AStandby(
+            "the server is read-only (a standby)",
+            operation="connect",
+            subject=host_name(conninfo),
+            hint="name the primary in source.conninfo, or promote the standby",
+        )
     return Retryable(
-        "the server is read-only" + (" (a standby)" if found.server.in_recovery else ""),
+        "the server is read-only, and not a standby",
         operation="connect",
         subject=host_name(conninfo),
-        hint="name the primary in source.conninfo, or promote the standby",
+        hint="end the switchover that fences it (slotfailover status), or reset "
+        "default_transaction_read_only where it is set: for the server, the database or the role",
     )
 
 
 def connect(conninfo: str) -> Candidate | SlotbridgeError:
     """Open the SQL session with one host, or tell why it can't be opened."""
-    where = conninfo_to_dict(conninfo)
-    options = f"{where.get('options') or ''} {_PROBE_OPTIONS}"
     subject = host_name(conninfo)
     try:
-        connection: Connection = psycopg.connect(
-            conninfo,
-            autocommit=True,
-            options=options,
-            application_name="slotbridge",
-            client_encoding="UTF8",
-        )
+        connection = open_session(BRIDGE, conninfo)
     except psycopg.Error as error:
-        return connect_error(str(error), subject)
+        return connect_error(error, subject)
     try:
         with cut_off_after(_PROBE_DEADLINE_S, connection.fileno()):
             server = read_server(connection)
             read_only = setting(connection, "transaction_read_only") == "on"
     except psycopg.Error as error:
         connection.close()
-        if error.sqlstate is None:
-            return connect_error(str(error), subject)
-        return server_error(error.sqlstate, error.diag.message_primary or "", "probe", subject)
+        return session_error(error, "probe", subject)
     return Candidate(conninfo, server, connection, read_only)
 
 
@@ -136,15 +132,17 @@ def _no_primary(errors: list[SlotbridgeError]) -> SlotbridgeError:
     """Return an error that says what every host says; where there is only one, that host's own.
 
     An operator is needed only where all hosts need one: a standby may refuse our role for good
-    while the primary restarts.
+    while the primary restarts. Only where all are standbys no primary is left to be repaired.
     """
     if len(errors) == 1 or not any(isinstance(error, Retryable) for error in errors):
         return errors[0]
     reasons = "; ".join(f"{error.subject}: {_short(error.message)}" for error in errors)
+    closed = [error for error in errors if not isinstance(error, AStandby)]
+    hints = dict.fromkeys(error.hint for error in (closed or errors[:1]))
     return Retryable(
         f"no host accepts writes: {reasons}",
         operation="connect",
-        hint="check that source.conninfo names the primary, or promote the standby",
+        hint="; ".join(hints),
         exit_code=ExitCode.SERVER_UNREACHABLE,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import psycopg
 import structlog
 
-from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.settings import SourceSettings
 from services.bridge import metrics
@@ -23,7 +23,7 @@ from services.bridge.source.awaited_commits import require_no_waiting_commits
 from services.bridge.source.candidates import find_primary
 from services.bridge.source.publication_reader import Answer, Question, without_waiting
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
-from services.bridge.source.server_errors import connect_error, server_error
+from services.bridge.source.server_errors import session_error
 from services.bridge.source.server_requirements import check_server
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
 from services.bridge.source.table_options import creation_statement
@@ -376,7 +376,7 @@ class Primary:
             with cut_off_after(self._deadline_s, self._connection.fileno()):
                 yield
         except psycopg.Error as error:
-            translated = self._translated(error, operation)
+            translated = session_error(error, operation, f"slot {self._settings.slot}")
             if self._connection.closed and time.monotonic() - since < self._deadline_s:
                 if was_open and self.streams:
                     metrics.SQL_SESSIONS_LOST.inc()
@@ -389,10 +389,3 @@ class Primary:
                     exit_code=translated.exit_code,
                 ) from error
             raise translated from error
-
-    def _translated(self, error: psycopg.Error, operation: str) -> SlotbridgeError:
-        message = error.diag.message_primary or str(error)
-        subject = f"slot {self._settings.slot}"
-        if error.sqlstate is None:
-            return connect_error(message, subject)
-        return server_error(error.sqlstate, " ".join(message.split()), operation, subject)

@@ -1,22 +1,23 @@
 """The hosts of source.conninfo, each with a conninfo of its own."""
 
-from typing import Any
-
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
 from schemas.errors import SettingsError
 from schemas.settings import SourceSettings
+from services.postgres.conninfo import resolved
 
 
 def single_hosts(settings: SourceSettings) -> list[str]:
-    """Return one conninfo per host. Raise SettingsError for a text that libpq does not take."""
+    """Return one conninfo per host, also of those that a service file or the environment names.
+
+    Raise SettingsError for a text that libpq does not take.
+    """
     parameters = _parameters(settings.conninfo, settings.connect_timeout_s, "source.conninfo")
-    parameters.pop("target_session_attrs", None)
-    host_list = str(parameters.pop("host", "") or "").split(",")
-    address_list = str(parameters.pop("hostaddr", "") or "").split(",")
-    port_list = str(parameters.pop("port", "") or "").split(",")
+    host_list = parameters.pop("host", "").split(",")
+    address_list = parameters.pop("hostaddr", "").split(",")
+    port_list = parameters.pop("port", "").split(",")
     count = max(len(host_list), len(address_list))
     if not all(port.isdigit() or not port for port in port_list):
         raise _not_a_conninfo("source.conninfo")
@@ -42,13 +43,13 @@ def standby_conninfo(conninfo: SecretStr, connect_timeout_s: int) -> str:
     return make_conninfo("", **_parameters(conninfo, connect_timeout_s, "snapshot.conninfo"))
 
 
-def _parameters(conninfo: SecretStr, connect_timeout_s: int, setting: str) -> dict[str, Any]:
+def _parameters(conninfo: SecretStr, connect_timeout_s: int, setting: str) -> dict[str, str]:
     try:
-        parameters: dict[str, Any] = conninfo_to_dict(conninfo.get_secret_value())
+        parameters = resolved(conninfo.get_secret_value())
     except psycopg.ProgrammingError:
         raise _not_a_conninfo(setting) from None  # libpq's own text would repeat parts of it
-    parameters.setdefault("connect_timeout", connect_timeout_s)
-    parameters.setdefault("tcp_user_timeout", 20_000)
+    parameters.setdefault("connect_timeout", str(connect_timeout_s))
+    parameters.setdefault("tcp_user_timeout", "20000")
     return parameters
 
 
@@ -57,7 +58,7 @@ def _not_a_conninfo(setting: str) -> SettingsError:
         f"{setting} is not a connection string",
         operation="read settings",
         hint="write keyword=value pairs, values with blanks in single quotes, or a postgresql:// "
-        "URI with special characters percent-encoded",
+        "URI with special characters percent-encoded; a service must be in the service file",
     )
 
 

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.lsn import format_lsn, parse_lsn
@@ -30,6 +29,7 @@ from services.bridge.source.libpq import GET_COPY_DATA, address
 from services.bridge.source.readiness import wait_readable, wait_writable
 from services.bridge.source.receive_batching import Gathering
 from services.bridge.source.server_errors import READ_THE_STREAM, connect_error, server_error
+from services.postgres.sessions import STREAM, open_session
 
 _U64 = struct.Struct("!Q")
 _KEEPALIVE = struct.Struct("!QqB")
@@ -43,12 +43,6 @@ _LOOK_S: Final = 0.2
 READS_MAX: Final = 16
 READ_BYTES: Final = 2**18
 """Limits of one read: how many reads of the socket, and about how many bytes."""
-SESSION_OPTIONS: Final = (
-    "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3"
-    " -c bytea_output=hex -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
-    " -c tcp_keepalives_count=3"
-)
-"""Text forms that services.bridge.events.values needs, and a quick end for a half-open socket."""
 
 
 @contextlib.contextmanager
@@ -107,25 +101,22 @@ class ReplicationConnection:
         self.behind = False
         """Whether the last `read` says that the server has more to send."""
         self._deadline_s = sql_deadline_ms / 1000
-        given = str(conninfo_to_dict(conninfo).get("options") or "")
-        options = f"{given} {SESSION_OPTIONS} -c wal_sender_timeout={wal_sender_timeout_ms}"
-        text = make_conninfo(
-            conninfo,
-            replication="database",
-            options=options,
-            client_encoding="UTF8",
-            application_name=name or walsender_name(slot),
-        )
-        self._conn = pq.PGconn.connect(text.encode())
-        if self._conn.status != pq.ConnStatus.OK:
-            message = self._error()
-            self._conn.finish()
-            raise connect_error(message, slot)
+        try:
+            self._session = open_session(
+                STREAM,
+                conninfo,
+                {"wal_sender_timeout": f"{wal_sender_timeout_ms}ms"},
+                application=name or walsender_name(slot),
+            )
+        except psycopg.Error as error:
+            raise connect_error(error, slot) from error
+        self._conn = self._session.pgconn
+        self._conn.nonblocking = 0
 
     def close(self) -> None:
         """End the session; the slot is free as soon as the server notices."""
         self._end_gathering()
-        self._conn.finish()
+        self._session.close()
 
     def identify(self) -> tuple[str, int]:
         """Return (system_identifier, timeline), by IDENTIFY_SYSTEM."""

@@ -73,14 +73,30 @@ _STANDBY_SLOTS: Final = "synchronized_standby_slots"
 
 _FAULTS: Final = ("53200", "XX000")
 """Out of memory, internal errors: passing, unless they come each time."""
+_BY_REFUSAL: Final = (
+    ("28P01", "", "correct the password in source.conninfo", ExitCode.PRIVILEGE_MISSING),
+    ("28", "pg_hba.conf", "allow the connection in pg_hba.conf", ExitCode.PRIVILEGE_MISSING),
+    (
+        "28",
+        "",
+        "let the role log in and allow its connection in pg_hba.conf, or correct source.conninfo",
+        ExitCode.PRIVILEGE_MISSING,
+    ),
+    ("42501", "", _GRANT, ExitCode.PRIVILEGE_MISSING),
+    ("3D000", "", "create the database, or correct source.conninfo", ExitCode.SERVER_SETTING),
+    (
+        "55000",
+        "",
+        "ALTER DATABASE … ALLOW_CONNECTIONS true, or correct source.conninfo",
+        ExitCode.SERVER_SETTING,
+    ),
+    ("42", "", "correct the options in source.conninfo", ExitCode.SETTINGS),
+    ("22", "", "correct the options in source.conninfo", ExitCode.SETTINGS),
+)
+"""Of a session that a server refuses (SQLSTATE prefix, part of its message): the first that fits
+decides. The server's message may be in any language: a part of it chooses a hint, nothing else."""
 _BY_TEXT: Final = (
-    ("password", "correct the password in source.conninfo", ExitCode.PRIVILEGE_MISSING),
-    ("authentication failed", "correct source.conninfo", ExitCode.PRIVILEGE_MISSING),
-    ("pg_hba.conf", "allow the connection in pg_hba.conf", ExitCode.PRIVILEGE_MISSING),
-    ("permission denied", _GRANT, ExitCode.PRIVILEGE_MISSING),
-    ("REPLICATION attribute", "ALTER ROLE … REPLICATION", ExitCode.PRIVILEGE_MISSING),
-    ("role ", "create the role, or correct source.conninfo", ExitCode.PRIVILEGE_MISSING),
-    ("database ", "create the database, or correct source.conninfo", ExitCode.SERVER_SETTING),
+    ("no password supplied", "give a password, or a ~/.pgpass", ExitCode.PRIVILEGE_MISSING),
     (
         "certificate verify failed",
         "name the authority that signed the server's certificate in sslrootcert",
@@ -92,16 +108,10 @@ _BY_TEXT: Final = (
         ExitCode.SERVER_SETTING,
     ),
     ("server does not support SSL", "set ssl = on on the server", ExitCode.SERVER_SETTING),
-    *(
-        (
-            alert,
-            "the server refuses sslcert: correct sslcert in source.conninfo",
-            ExitCode.PRIVILEGE_MISSING,
-        )
-        for alert in (
-            *("alert unknown ca", "alert bad certificate", "alert certificate"),
-            *("alert unsupported certificate", "alert handshake failure", "alert access denied"),
-        )
+    (
+        " alert ",
+        "the server refuses sslcert: correct sslcert in source.conninfo",
+        ExitCode.PRIVILEGE_MISSING,
     ),
     ("root certificate", "correct sslrootcert in source.conninfo", ExitCode.SETTINGS),
     ("certificate file", "correct sslcert in source.conninfo", ExitCode.SETTINGS),
@@ -111,17 +121,7 @@ _BY_TEXT: Final = (
     ("invalid integer value", "correct source.conninfo", ExitCode.SETTINGS),
     ("bad value for", "correct source.conninfo", ExitCode.SETTINGS),
 )
-_LIBPQ_TEXTS: Final = (
-    *(part for part, _, code in _BY_TEXT if code is ExitCode.SETTINGS),
-    *("certificate verify failed", "does not match host name", "server does not support SSL"),
-    *("no password supplied", " alert "),
-)
-"""Refusals of libpq itself; a server's refusal begins with FATAL."""
-_PASSING: Final = (
-    *("starting up", "shutting down", "recovery", "too many", "reserved for"),
-    "the database system is not accepting connections",  # hot_standby = off
-    "the database system is not yet accepting connections",
-)
+"""Of libpq itself, whose messages are English: Python sets no language for it."""
 
 
 def server_error(state: str, message: str, operation: str, subject: str) -> SlotbridgeError:
@@ -161,20 +161,23 @@ def _shut_down_while_waiting(message: str, operation: str, subject: str) -> Retr
     )
 
 
-def connect_error(message: str, subject: str, setting: str = "source.conninfo") -> SlotbridgeError:
-    """Return the error for a refused connection: libpq gives only a text, so the text decides.
+def connect_error(
+    error: Exception, subject: str, setting: str = "source.conninfo"
+) -> SlotbridgeError:
+    """Return the error for a session that could not be opened, by its SQLSTATE (psycopg's errors).
 
     `setting`: the one that names the server.
     """
-    text = " ".join(message.split())
-    final = "FATAL" in text or any(part in text for part in _LIBPQ_TEXTS)
-    if final and not any(part in text for part in _PASSING):
-        for part, hint, code in _BY_TEXT:
-            if part in text:
-                hint = hint.replace("source.conninfo", setting)
-                return SetupError(
-                    text, operation="connect", subject=subject, hint=hint, exit_code=code
-                )
+    text, state = " ".join(str(error).split()), str(getattr(error, "sqlstate", None) or "")
+    for prefix, part, hint, code in (
+        *(one for one in _BY_REFUSAL if state),
+        *(("", *one) for one in _BY_TEXT if not state),
+    ):
+        if state.startswith(prefix) and part in text:
+            hint = hint.replace("source.conninfo", setting)
+            return SetupError(text, operation="connect", subject=subject, hint=hint, exit_code=code)
+    if state:
+        return server_error(state, text, "connect", subject)
     return Retryable(
         text,
         operation="connect",
@@ -182,3 +185,12 @@ def connect_error(message: str, subject: str, setting: str = "source.conninfo") 
         hint=f"check that the server runs and that {setting} names it",
         exit_code=ExitCode.SERVER_UNREACHABLE,
     )
+
+
+def session_error(error: Exception, operation: str, subject: str) -> SlotbridgeError:
+    """Return the error for a session or a statement that the server refused (psycopg's errors)."""
+    message = getattr(getattr(error, "diag", None), "message_primary", None)
+    if message is None:
+        return connect_error(error, subject)
+    state = str(getattr(error, "sqlstate", None) or "")
+    return server_error(state, " ".join(message.split()), operation, subject)

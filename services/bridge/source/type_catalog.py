@@ -29,7 +29,7 @@ def read_types(
         )
         SELECT t.oid::bigint, n.nspname::text, t.typname::text, t.typtype::text,
                t.typbasetype::bigint, t.typtypmod,
-               CASE WHEN t.typsubscript::text = 'array_subscript_handler'
+               CASE WHEN t.typsubscript = 'pg_catalog.array_subscript_handler'::regproc
                     THEN t.typelem ELSE 0 END::bigint,
                t.typdelim::text, coalesce(e.extname, '')::text,
                ARRAY(SELECT enumlabel::text FROM pg_enum

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, progress_topic
@@ -31,6 +30,7 @@ from services.bridge.source.server_errors import connect_error
 from services.bridge.source.witness import Kind, witness_of
 from services.postgres import slots
 from services.postgres.server import Connection, read_received, read_server, written_lsn
+from services.postgres.sessions import STATUS, open_session
 from services.postgres.slots import Slot
 
 Found = TypeVar("Found")
@@ -193,14 +193,9 @@ def _waiting(record: PreparedRecord, primary: HostStatus | None) -> Waiting:
 
 
 def _host(conninfo: str, source: SourceSettings, shaping: ShapingSettings) -> HostStatus:
-    where, name = conninfo_to_dict(conninfo), host_name(conninfo)
+    name = host_name(conninfo)
     try:
-        with psycopg.connect(
-            conninfo,
-            autocommit=True,
-            application_name="slotbridge status",
-            options=f"{where.get('options') or ''} -c statement_timeout=10s",
-        ) as connection:
+        with open_session(STATUS, conninfo) as connection:
             found = _read(connection, name, source.slot, source.witness)
             if found.role == "standby":
                 return found
@@ -208,7 +203,7 @@ def _host(conninfo: str, source: SourceSettings, shaping: ShapingSettings) -> Ho
             drift = publication_differences(source, shaping, seen) if seen is not None else ()
             return replace(found, drift=tuple(drift))
     except psycopg.Error as error:
-        return HostStatus(name, problem=connect_error(str(error), name).message)
+        return HostStatus(name, problem=connect_error(error, name).message)
 
 
 def _read(connection: Connection, name: str, slot: str, kind: Kind) -> HostStatus:

@@ -24,6 +24,7 @@ from services.failover.plan.request import Plan
 from services.failover.plan.steps.step import Action, Step
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, read_server, setting
+from services.postgres.sessions import BASE_BACKUP, open_session
 
 _NEVER = frozenset({"service", "servicefile", "target_session_attrs", "load_balance_hosts"})
 """Keywords that are not passed to a program which must reach this very server."""
@@ -196,9 +197,8 @@ def _require_copyable(step: Step, primary: _Primary) -> None:
 
 def _require_replication(step: Step, source: Conninfo) -> None:
     """Raise SetupError where a base backup would not be let in."""
-    given = source.with_value("replication", "true").with_value("connect_timeout", str(_TIMEOUT_S))
     try:
-        with psycopg.connect(given.text, autocommit=True) as connection:
+        with open_session(BASE_BACKUP, source.text, connect_timeout=_TIMEOUT_S) as connection:
             connection.execute("IDENTIFY_SYSTEM")
     except psycopg.Error as error:
         lines = str(error).strip().splitlines()

@@ -19,6 +19,9 @@ from psycopg.pq import ExecStatus
 from services.failover.model.timelines import Feeding, History, Provenance, parse_history
 from services.postgres.rows import one_row
 from services.postgres.server import Connection
+from services.postgres.sessions import HISTORY, open_session
+
+_DEADLINE_S = 5.0
 
 
 def read_provenance(connection: Connection) -> Provenance:
@@ -117,16 +120,13 @@ def _over_replication(connection: Connection, timeline: int) -> str | None:
 
     pg_hba.conf judges this connection as one to the same database.
     """
-    kind = type(connection)
-    text = connection.info.dsn
-    with kind.connect(
-        text,
+    with open_session(
+        HISTORY,
+        connection.info.dsn,
         password=connection.info.password or None,
-        replication="database",
-        autocommit=True,
         connect_timeout=3,
-        application_name="slotfailover",
     ) as walsender:
+        walsender.deadline_s = _DEADLINE_S
         walsender.pgconn.send_query(f"TIMELINE_HISTORY {timeline}".encode())
         results = walsender.wait(execute(walsender.pgconn))
         found = results[0] if results else None

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import PGconn
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from services.failover.model.conninfo import Conninfo
-from services.failover.model.view import FENCE, Reach
+from services.failover.model.view import Reach
 from services.failover.observe.lock_holders import Holder, LockHolders
+from services.postgres.conninfo import resolved
 from services.postgres.server import Connection
+from services.postgres.sessions import FAILOVER, Session, open_session
 
 Answer = TypeVar("Answer")
 _SILENT_S = 10.0
@@ -45,17 +45,6 @@ class Unreachable(Exception):
         self.detail = detail
 
 
-class _Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection whose every wait ends after `deadline_s` seconds (OperationalError)."""
-
-    deadline_s = 5.0
-
-    def wait(
-        self, gen: PQGen[Answer], interval: float = 0.1, timeout: float | None = None
-    ) -> Answer:
-        return super().wait(gen, interval, timeout or self.deadline_s)
-
-
 class ServerLink:
     """One server by its conninfo. Not thread-safe: one question at a time."""
 
@@ -72,7 +61,7 @@ class ServerLink:
         self.conninfo = parse_conninfo(conninfo, subject=name)
         self._connect_timeout_s = connect_timeout_s
         self._deadline_s = deadline_s
-        self._connection: _Connection | None = None
+        self._connection: Session | None = None
         self._silent: tuple[float, Unreachable] | None = None
         self._pooler_may_answer = pooler_may_answer
         given = self.conninfo.value
@@ -133,10 +122,10 @@ class ServerLink:
         return self._ask_once(question, deadline_s)  # the kept one was lost: what says a new one?
 
     def _ask_once(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
-        connection = self._connection or self._connect()
-        connection.deadline_s = deadline_s
         begun = time.monotonic()
         try:
+            connection = self._connection or self._connect()
+            connection.deadline_s, begun = deadline_s, time.monotonic()
             return question(connection)
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
@@ -183,24 +172,23 @@ class ServerLink:
             exit_code=ExitCode.DEADLINE,
         )
 
-    def _open(self) -> _Connection:
-        opened = _Connection.connect(
+    def _open(self) -> Session:
+        milliseconds = int(self._deadline_s * 1000)
+        bounds = {
+            "statement_timeout": f"{milliseconds}ms",
+            "lock_timeout": f"{int(milliseconds * LOCK_SHARE)}ms",
+        }
+        opened = open_session(
+            FAILOVER,
             self.conninfo.text,
-            autocommit=True,
+            bounds,
             connect_timeout=self._connect_timeout_s,
-            application_name="slotfailover",
-            client_encoding="UTF8",  # a database in SQL_ASCII would give bytes
             **self._keepalives,
         )
-        milliseconds = int(self._deadline_s * 1000)
-        opened.execute(
-            f"SET search_path = pg_catalog; SET statement_timeout = {milliseconds}; "
-            f"SET lock_timeout = {int(milliseconds * LOCK_SHARE)}; "
-            f"SET {FENCE} = off; SET idle_session_timeout = 0"
-        )
+        opened.deadline_s = float(self._connect_timeout_s)
         return opened
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> Session:
         try:
             self._connection = self._open()
         except psycopg.errors.ConnectionTimeout as error:
@@ -214,7 +202,7 @@ class ServerLink:
         self._require_server(self._connection)
         return self._connection
 
-    def _require_server(self, connection: _Connection) -> None:
+    def _require_server(self, connection: Session) -> None:
         """Raise SetupError where a connection pooler answers instead of the server.
 
         A pooler's sessions are not the server's: a lock or a setting of ours would be somebody
@@ -299,23 +287,22 @@ def parse_conninfo(text: str, *, subject: str) -> Conninfo:
 
 
 def with_service(text: str, *, subject: str) -> str:
-    """Return the connection string with the values of its service file, so its host is known.
+    """Return the connection string with the host and names of its service file and environment.
 
     Raise SettingsError for a service that no file defines.
     """
     given = parse_conninfo(text, subject=subject)
-    if not given.value("service"):
+    if not given.value("service") and given.value("host") and given.value("port"):
         return text
-    found, host = _read_by_libpq(given)
-    if found and not (found.get("host") or found.get("hostaddr")):
-        found["host"] = host  # the folder of the default socket
-    if not found:
+    try:
+        found = resolved(given.text)
+    except psycopg.ProgrammingError:
         raise SettingsError(
             f"no service file defines the service {given.value('service')}",
             operation="read a conninfo",
             subject=subject,
             hint="define it in ~/.pg_service.conf, or name its file in PGSERVICEFILE",
-        )
+        ) from None
     keys = ("host", "hostaddr", "port", "dbname", "user")
     known = ((key, found[key]) for key in keys if key in found and not given.value(key))
     return Conninfo((*given.pairs, *known)).text
@@ -325,22 +312,9 @@ def expanded(conninfo: Conninfo) -> Conninfo:
     """Return the connection string with all that its service file says, secrets too."""
     if not conninfo.value("service"):
         return conninfo
-    found, _ = _read_by_libpq(conninfo)
-    known = {key: value for key, value in found.items() if value and not conninfo.value(key)}
+    found = resolved(conninfo.text)
+    known = {key: value for key, value in found.items() if not conninfo.value(key)}
     return Conninfo((*conninfo.pairs, *known.items()))
-
-
-def _read_by_libpq(conninfo: Conninfo) -> tuple[dict[str, str], str]:
-    """Return the parameters with those of a service file and the defaults, and the first host.
-
-    To begin a connection is the only way to have libpq read the file.
-    """
-    attempt = PGconn.connect_start(conninfo.text.encode())
-    try:
-        values = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val is not None}
-        return values, attempt.host.decode()
-    finally:
-        attempt.finish()
 
 
 def _knock_local(paths: list[str]) -> Reach:

@@ -135,7 +135,7 @@ def table(identity: str, key: str, *identified: str) -> PublishedTable:
     columns = tuple(PublishedColumn(name, 23, -1, "", name in identified) for name in "abc")
     return PublishedTable(
         *(7, "public", "t", False, identity, "", columns),
-        key=tuple((name, "integer") for name in key),
+        key=tuple((name, "integer", "pg_catalog") for name in key),
         rows_estimate=0,
     )
 

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
-import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.settings import ValueSettings
 from services.bridge.events.values.encoders import Encoders
-from services.bridge.source.replication_connection import SESSION_OPTIONS
 from services.bridge.source.type_catalog import money_digits, read_types
+from services.postgres.sessions import ROWS, open_session
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Provider
 
@@ -40,8 +39,8 @@ Ask = Callable[..., Any]
 @pytest.fixture(scope="module")
 def ask(pair: Provider, database: str) -> Iterator[Ask]:
     """`ask(expression, *parameters, **modes)`: the JSON form of an SQL expression's value."""
-    conninfo = pair.primary.conninfo(database, options=SESSION_OPTIONS)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
+    with open_session(ROWS, pair.primary.conninfo(database)) as connection:
+        connection.execute("SET search_path = public")
         connection.execute("CREATE EXTENSION hstore; CREATE EXTENSION vector")
         connection.execute("CREATE SCHEMA composite; CREATE SCHEMA enum; CREATE SCHEMA domain")
         for name in SPECIAL_NAMES:
