@@ -1,6 +1,7 @@
 -- Included by roles.sql: the tables that slotfailover keeps in its journal database, as services/failover/
 -- own_tables.py defines them. Its role may add rows, and can't change what they are.
 -- A database that publishes all its tables gets none: its subscribers would fail on them.
+SELECT pg_catalog.set_config('search_path', '', false) AS search_path \gset
 SELECT EXISTS (SELECT FROM pg_publication WHERE puballtables) AS publishes_all \gset
 \if :publishes_all
 \warn 'journal_database publishes all its tables, so slotfailover keeps no table in it: choose another'

@@ -12,11 +12,14 @@
 --
 -- Roles that exist are kept, and it can be run again: when tables join the publication. Passwords are
 -- set with \password. failover.journal_database is :journal_database, by default postgres.
+--
+-- In a database whose owner is nobody to trust, too: names mean pg_catalog's objects alone.
 \set ON_ERROR_STOP on
 \if :{?journal_database}
 \else
 \set journal_database postgres
 \endif
+SELECT pg_catalog.set_config('search_path', '', false) AS search_path \gset
 SELECT current_database() AS source_database \gset
 
 SELECT format('CREATE ROLE %I LOGIN', name)
@@ -85,11 +88,13 @@ GRANT pg_monitor TO :"failover";
 GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names,
    primary_conninfo TO :"failover";
 \connect :"journal_database"
+SELECT pg_catalog.set_config('search_path', '', false) AS search_path \gset
 GRANT CONNECT ON DATABASE :"journal_database" TO :"failover";
 REVOKE CREATE ON DATABASE :"journal_database" FROM :"failover";
 \ir failover_functions.sql
 \ir failover_tables.sql
 \connect :"source_database"
+SELECT pg_catalog.set_config('search_path', '', false) AS search_path \gset
 \ir failover_functions.sql
 
 -- slottables verify and audit: the history of the timeline tells the server from another one that was

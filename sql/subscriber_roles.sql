@@ -6,6 +6,7 @@
 -- (SET FALSE). Where that is a superuser, it inherits the rights on all that this superuser owns:
 -- give subscriptions to a role of their own. Connection strings can be read, with their passwords.
 \set ON_ERROR_STOP on
+SELECT pg_catalog.set_config('search_path', '', false) AS search_path \gset
 SELECT format('CREATE ROLE %I LOGIN', :'failover')
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :'failover') \gexec
 SELECT format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), :'failover') \gexec
