@@ -17,7 +17,7 @@ REMOVED: Final = "a test's, over"
 
 def connect(server: Server, dbname: str = "postgres") -> Connection:
     """Connect as the superuser, in autocommit mode."""
-    return psycopg.connect(server.conninfo(dbname), autocommit=True)
+    return psycopg.connect(server.conninfo(dbname), autocommit=True, client_encoding="UTF8")
 
 
 def origins(server: Server) -> set[str]:

@@ -3,11 +3,11 @@
 import threading
 from pathlib import Path
 
-import psycopg
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from services.postgres.sessions import TABLES, open_session
 from spark_consumers.audit.source_scan import SourceScan
 from spark_consumers.verify import exported_rows, hashes, postgres
 from spark_consumers.verify.exported_rows import source_rows
@@ -58,8 +58,8 @@ def test_both_engines_hash_alike(
 ) -> None:
     monkeypatch.setattr("spark_consumers.verify.postgres.FILE_BYTES_MAX", 500_000)
     name = ("public", "hashed")
-    with psycopg.connect(pair.primary.conninfo(fresh_database)) as connection:
-        connection.execute(postgres._SESSION)
+    with open_session(TABLES, pair.primary.conninfo(fresh_database)) as connection:
+        connection.autocommit = False
         connection.execute(VALUES.encode())
         columns = postgres.source_columns(connection, *name)
         kinds = postgres.column_layers(connection, name)

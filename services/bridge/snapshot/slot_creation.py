@@ -25,6 +25,7 @@ from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.recovery.resume_record import NewSlot
 from services.bridge.sink.topics import Topics
+from services.bridge.snapshot.visibility import parse_sight
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import (
     ReplicationConnection,
@@ -137,10 +138,15 @@ def _dropped_on_error(replication: ReplicationConnection) -> Iterator[None]:
 
 
 def import_snapshot(connection: Connection, name: str) -> str:
-    """Begin a transaction under the database snapshot of a new slot; return that as text."""
+    """Begin a transaction under the database snapshot of a new slot; return that as text.
+
+    The text is stored: what no later start could read is refused here.
+    """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     connection.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())
-    return str(one_row(connection.execute("SELECT pg_current_snapshot()::text"))[0])
+    sight: str = one_row(connection.execute("SELECT pg_current_snapshot()::text"))[0]
+    parse_sight(sight)
+    return sight
 
 
 def beginning_event(prefix: str, told: SlotBeginning) -> Event:
