@@ -97,6 +97,13 @@ def test_a_primary_that_shuts_down_while_it_awaits_a_standby_is_retried(
     assert isinstance(lasting, SetupError)
 
 
+def test_a_message_that_repeats_a_rows_value_is_left_to_the_servers_log() -> None:
+    text = 'invalid input syntax for type integer: "Zq9-rowsecret-1"'
+    error = server_error("22P02", text, "read rows", "public.t")
+    assert "rowsecret" not in str(error)
+    assert "22P02" in error.message
+
+
 REFUSED = "connection to server at 127.0.0.1, port 5432 failed: "
 
 

@@ -176,17 +176,13 @@ def make_hostile(trio: Trio) -> None:
     """Set all of HOSTILE for servers, the database and all roles but the test's own."""
     with databases.connect(trio.primary, trio.dbname) as connection:
         me = sql.Identifier(connection.info.user)
-        for name in HOSTILE:
-            word = sql.Identifier(name)
-            own = (
-                ""
-                if name == "search_path"
-                else connection.execute(
-                    "SELECT boot_val FROM pg_settings WHERE lower(name) = %s", [name]
-                ).fetchone()[0]
-            )  # type: ignore[index]
+        own = "SELECT name, boot_val FROM pg_settings WHERE lower(name) = ANY (%s)"
+        for name, value in connection.execute(own, [[*HOSTILE]]).fetchall():
+            value = "" if name == "search_path" else value
             connection.execute(
-                sql.SQL("ALTER ROLE {} SET {} = {}").format(me, word, sql.Literal(own))
+                sql.SQL("ALTER ROLE {} SET {} = {}").format(
+                    me, sql.Identifier(name), sql.Literal(value)
+                )
             )
         connection.execute("CREATE ROLE boss SUPERUSER LOGIN; CREATE ROLE app LOGIN")
         connection.execute(

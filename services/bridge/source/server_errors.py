@@ -31,7 +31,7 @@ _BY_STATE: Final = (
     ),
     ("42501", "", False, _GRANT, ExitCode.PRIVILEGE_MISSING),
     (
-        "",
+        "55000",
         "wal_level",
         False,
         "ALTER SYSTEM SET wal_level = logical, then restart the server",
@@ -39,17 +39,11 @@ _BY_STATE: Final = (
     ),
     ("53100", "", False, "free disk space on the server", ExitCode.DISK_FULL),
     (
+        "53400",
         "",
-        "max_replication_slots",
         False,
-        "drop unused slots or raise max_replication_slots",
-        ExitCode.SERVER_SETTING,
-    ),
-    (
-        "",
-        "free replication state",
-        False,
-        "drop unused origins or raise max_active_replication_origins (17: max_replication_slots)",
+        "drop unused slots and origins, or raise max_replication_slots and, from PostgreSQL 18 on, "
+        "max_active_replication_origins",
         ExitCode.SERVER_SETTING,
     ),
     *(
@@ -64,6 +58,8 @@ _BY_STATE: Final = (
     ),
 )
 
+_WITH_VALUES: Final = ("22", "23", "38", "39", "P0")
+"""Of data and of functions that a condition calls: the message may repeat a row's value."""
 _SHUTS_DOWN: Final = ("55000", "22023")
 """With _STANDBY_SLOTS in the message of a stream's end: warnings until the server shuts down.
 
@@ -141,6 +137,8 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
             if operation == READ_THE_STREAM and state in _FAULTS and retry:
                 kind = ServerFault
             return kind(message, operation=operation, subject=subject, hint=hint, exit_code=code)
+    if state.startswith(_WITH_VALUES) and state != "22023":  # of a setting, not of a value
+        message = "the server can't evaluate a value; its log has the message, with the value"
     return SetupError(f"{message} (SQLSTATE {state})", operation=operation, subject=subject)
 
 

@@ -270,9 +270,10 @@ def _follow(step: Step, cluster: Cluster) -> None:
 
 
 def _set_upstream(connection: Connection, upstream: Conninfo) -> None:
-    """Set primary_conninfo without a trace in the server's log.
+    """Set primary_conninfo, and keep the statement out of the server's log.
 
-    ALTER SYSTEM can't run in a transaction, so the whole session is hushed meanwhile.
+    ALTER SYSTEM can't run in a transaction, so the whole session is hushed meanwhile. At the reload
+    the postmaster logs the new value nevertheless, with a password that is in it.
     """
     hush(connection)
     try:
