@@ -89,7 +89,7 @@ def encode(
         encoders=encoders,
     )
     start, annotations = Position(0, 100, 0), shaping.annotations
-    assembler, decoder = Assembler(envelope, start, 2**40, annotations=annotations), Decoder()
+    assembler, decoder = Assembler(envelope, start, 2**40, shaping=shaping), Decoder()
     decoder.decode(relation_message(), LSN)
     assembler.feed(Begin(200, TIME_US, 77), LSN, TIME_US)
     if annotations is not None:

@@ -5,10 +5,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from schemas.errors import ExitCode
 from schemas.shaping import ShapingSettings

@@ -37,7 +37,7 @@ from services.bridge.snapshot.tables import (
     chunk_query,
 )
 from services.bridge.snapshot.visibility import Sight, parse_sight
-from services.bridge.source.replication_connection import SESSION_OPTIONS, cut_off_after
+from services.bridge.source.replication_connection import cut_off_after
 from services.bridge.source.server_errors import READ_ROWS, connect_error, server_error
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.rows import one_row
