@@ -72,6 +72,14 @@ class ComparedTables:
         known_lsn, encoder = 0, self._encoding.at(0, self._baseline.now_xmin() - 1)
         for number, shape in enumerate(scope.compared):
             topic = encoder.topic(shape.relation)
+            if not topic:
+                raise BadInput(
+                    "the table is parked, as its topic is another's: nothing of it is in Kafka",
+                    operation=OPERATION,
+                    subject=f"table {shape.name}",
+                    hint="rename it, or leave it out: --without schema.table",
+                    exit_code=ExitCode.RECORD_REFUSED,
+                )
             file = self._files.with_name(f"{self._files.name}-{number}.recover")
             table = self._tables[shape.name] = Compared(shape, RowStore(file))
             name = shape.relation.schema, shape.relation.table

@@ -53,7 +53,7 @@ class Narration:
                 )
             if refusals := found.refusals(unfit=True):
                 logger.warning(
-                    "rows of tables are missing, as settings do not fit or the server refuses",
+                    "rows of tables are not published, as the settings or the server refuse them",
                     tables=refusals,
                     hint=remedies(found),
                 )

@@ -254,8 +254,8 @@ class Snapshotter:
         apart = self._beginning and Apart(self._beginning, seen.places, seen.unpublished)
         found = plan(seen.shapes, *known, apart)
         found.deny(seen.denied, keyless=self._settings.conninfo is not None)
-        refuse_unfit(found, self._shaping)
         refuse_parked(found, self._parked)
+        refuse_unfit(found, self._shaping)
         for name in self._failed.keys() & found.tables.keys():
             found.refuse(name, self._failed[name].message, self._failed[name].hint)
         found.begun = goes_on(found, self._last)
