@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeVar, cast
 import psycopg
 from psycopg import pq, sql
 from psycopg.abc import PQGen, PQGenConn
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.waiting import Wait
 
 from services.postgres.rows import one_row
@@ -36,10 +36,8 @@ _EVERY: Final = {
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
     "row_security": "off",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
+    **dict.fromkeys(("statement_timeout", "lock_timeout", "idle_session_timeout"), "0"),
     "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
     "datestyle": "ISO",
     "intervalstyle": "postgres",
     "timezone": "UTC",
@@ -51,25 +49,28 @@ _EVERY: Final = {
     "standard_conforming_strings": "on",
     "array_nulls": "on",
     "transform_null_equals": "off",
+    "jit": "off",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
 """Text forms are those that services.bridge.events.values needs; a half-open socket ends soon."""
-_SINCE_17: Final = {"transaction_timeout": "0"}
+_NOTICING_LOSS: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""A session that waits for an answer notices within half a minute that the network is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """A use of sessions: their application_name, and what they set beside `_EVERY`.
-
-    `pinned` False: it takes no SQL. Only its first command names what it reads.
-    """
+    """A use of sessions: their application_name, and what they set beside `_EVERY`."""
 
     application: str
     settings: Mapping[str, str] = field(default_factory=dict)
     replication: str = ""
-    pinned: bool = True
 
 
 # The commits of the bridge wait for no standby: a synchronous one, it would wait for its own
@@ -89,21 +90,15 @@ NEW_SLOT = Purpose("slotbridge_slot", {"statement_timeout": "60s"})
 LOCK_MS: Final = 200
 """How long a chunk waits for a locked table; the stream stands still meanwhile."""
 SNAPSHOT_STATEMENT_MS: Final = 10_000
-_SNAPSHOT: Final = {
-    "statement_timeout": f"{SNAPSHOT_STATEMENT_MS}ms",
-    "lock_timeout": f"{LOCK_MS}ms",
-    "jit": "off",
-}
-ROWS = Purpose("slotbridge_snapshot", _SNAPSHOT | {"idle_in_transaction_session_timeout": "60s"})
-MARKS = Purpose("slotbridge_snapshot", _SNAPSHOT | {"synchronous_commit": "local"})
+_CHUNK: Final = {"statement_timeout": f"{SNAPSHOT_STATEMENT_MS}ms", "lock_timeout": f"{LOCK_MS}ms"}
+ROWS = Purpose("slotbridge_snapshot", _CHUNK | {"idle_in_transaction_session_timeout": "60s"})
+MARKS = Purpose("slotbridge_snapshot", _CHUNK | {"synchronous_commit": "local"})
 REPAIR_LOCK_S: Final = 30
-REPAIR = Purpose(
-    "slotbridge_recover",
-    {"lock_timeout": f"{REPAIR_LOCK_S}s", "jit": "off", "synchronous_commit": "local"},
-)
+_REPAIR: Final = {"lock_timeout": f"{REPAIR_LOCK_S}s", "synchronous_commit": "local"}
+REPAIR = Purpose("slotbridge_recover", _REPAIR)
 FAILOVER = Purpose("slotfailover", {"default_transaction_read_only": "off"})
 HISTORY = Purpose("slotfailover", replication="database")
-BASE_BACKUP = Purpose("slotfailover", replication="true", pinned=False)
+BASE_BACKUP = Purpose("slotfailover", replication="true")
 TABLES = Purpose("slottables", {"default_transaction_read_only": "off"})
 AUDIT = Purpose("slottables_audit", replication="database")
 
@@ -154,15 +149,15 @@ def open_session(
     """
     if purpose.replication:
         parameters["replication"] = purpose.replication
-    text = make_conninfo(
-        conninfo,
-        client_encoding="UTF8",  # a database in SQL_ASCII would give bytes
-        application_name=application or purpose.application,
-        **parameters,
-    )
+    parameters |= {
+        "client_encoding": "UTF8",  # a database in SQL_ASCII would give bytes
+        "application_name": application or purpose.application,
+    }
+    given = conninfo_to_dict(conninfo)
+    text = make_conninfo(conninfo, **{**_NOTICING_LOSS, **given, **parameters})
     session = Session.connect(text, autocommit=True)
     try:
-        if purpose.pinned:
+        if purpose.replication != "true":  # a physical walsender takes no SQL
             made = session.execute(_pins(session, {**purpose.settings, **(settings or {})}))
             made.nextset()
             session.search_path = str(one_row(made)[0])
@@ -193,7 +188,7 @@ def _pins(session: Session, settings: Mapping[str, str]) -> sql.Composed:
     wanted = {**_EVERY, **settings}
     texts: list[sql.Composable] = [sql.SQL("pg_catalog.current_setting('search_path')")]
     if session.info.server_version >= 170000:
-        wanted |= _SINCE_17
+        wanted["transaction_timeout"] = "0"
         texts.append(
             sql.SQL(
                 "CASE WHEN pg_catalog.has_parameter_privilege('lc_messages', 'SET')"
@@ -208,11 +203,9 @@ def _pins(session: Session, settings: Mapping[str, str]) -> sql.Composed:
 
 def _refusal(text: str, attempt: pq.abc.PGconn) -> psycopg.Error:
     """Return the error of a connection that could not be made."""
-    states = _STATE.findall(text)
+    state = next(iter(_STATE.findall(text)), None)
     message = _STATE.sub("", _LOCATION.sub("", text))
-    kind = type(
-        "Refused", (psycopg.OperationalError,), {"sqlstate": states[-1] if states else None}
-    )
+    kind = type("Refused", (psycopg.OperationalError,), {"sqlstate": state})
     return cast("psycopg.Error", kind(f"connection failed: {message.strip()}", pgconn=attempt))
 
 

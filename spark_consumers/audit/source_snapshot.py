@@ -58,7 +58,6 @@ def source_snapshot(
     with _connected(settings) as connection:
         connection.autocommit = True
         connection.execute("SET max_parallel_workers_per_gather = 0")
-        connection.execute("SET jit = off")
         _require_source(connection, settings, progress)
         # A new slot waits for open transactions up to `deadline_ms` each.
         waits = {"lock_timeout": f"{deadline_ms}ms"}

@@ -11,7 +11,6 @@ from typing import Final
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.settings import SourceSettings
@@ -20,12 +19,6 @@ from spark_consumers.events.columns import ColumnShape
 from spark_consumers.verify.forms import Layer, value_sql
 
 FILE_BYTES_MAX: Final = 64 * 2**20
-_KEEPALIVES: Final = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
 _PUBLISHED: Final = """
     SELECT schemaname, tablename, attnames::text[], rowfilter
     FROM pg_publication_tables WHERE pubname = %s
@@ -67,16 +60,6 @@ class PublishedColumns:
     row_filter: str | None
 
 
-def noticing_loss(conninfo: str) -> str:
-    """Return a connection string with which a lost network ends a wait within half a minute.
-
-    By Linux's defaults a session that waits for an answer notices it after two hours. What
-    `conninfo` sets itself stays. Source: PostgreSQL documentation, "Parameter Key Words".
-    """
-    given = conninfo_to_dict(conninfo)
-    return make_conninfo(conninfo, **{k: v for k, v in _KEEPALIVES.items() if k not in given})
-
-
 @contextlib.contextmanager
 def connected(
     conninfo: str, server: str, operation: str, *, hint: str, grant: str, timeout_s: int
@@ -87,7 +70,7 @@ def connected(
     the server is called in these errors.
     """
     try:
-        with open_session(TABLES, noticing_loss(conninfo), connect_timeout=timeout_s) as connection:
+        with open_session(TABLES, conninfo, connect_timeout=timeout_s) as connection:
             connection.autocommit = False
             yield connection
     except psycopg.errors.InsufficientPrivilege as error:

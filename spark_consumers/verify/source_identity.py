@@ -28,7 +28,6 @@ from schemas.timelines import switch_points
 from services.postgres.sessions import AUDIT, open_session
 from spark_consumers.kafka.progress import ProgressTail
 from spark_consumers.kafka.reader import TopicOffsets
-from spark_consumers.verify.postgres import noticing_loss
 
 _FIRST_TIMELINE: Final = 1
 """It has not an ancestor: the history is known without a file."""
@@ -185,9 +184,7 @@ def walsender_of(
     conninfo = source.conninfo.get_secret_value()
     with open_session(
         AUDIT,
-        make_conninfo(
-            noticing_loss(conninfo), host=info.host, hostaddr=info.hostaddr or None, port=info.port
-        ),
+        make_conninfo(conninfo, host=info.host, hostaddr=info.hostaddr or None, port=info.port),
         settings,
         connect_timeout=source.connect_timeout_s,
     ) as walsender:

@@ -141,7 +141,7 @@ def test_a_refused_connection_that_may_be_taken_later_is_retried(
         ("28P01", 'ВАЖНО:  пользователь "b" не прошёл проверку подлинности', "the password"),
         ("55000", 'FATAL:  database "bank" is not currently accepting', "ALLOW_CONNECTIONS"),
         ("3D000", 'FATAL:  データベース"bank"は存在しません', "create the database"),
-        ("28000", 'FATAL:  role "bridge" is not permitted to log in', "let the role log in"),
+        ("28000", 'FATAL:  role "bridge" is not permitted to log in', "create the role"),
         ("28000", "FATAL:  no pg_hba.conf entry for replication connection", "in pg_hba.conf"),
         ("42704", 'FATAL:  unrecognized configuration parameter "x"', "the options"),
         (None, "SSL error: certificate verify failed", "sslrootcert"),

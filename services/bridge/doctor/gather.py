@@ -47,7 +47,7 @@ from services.bridge.source.publication_drift import (
     publication_differences,
 )
 from services.bridge.source.publication_reader import read_publication, without_waiting
-from services.bridge.source.server_errors import server_error
+from services.bridge.source.server_errors import session_error
 from services.kafka.client import client_options, kafka_error, make_client
 from services.kafka.records import REQUEST_TIMEOUT_S
 from services.postgres.partitions import Partition, partitions
@@ -99,10 +99,7 @@ def gather(
             )
             sample = _sample(connection, source, settings.bridge, sample_s, unread)
         except psycopg.Error as error:
-            message = " ".join((error.diag.message_primary or str(error)).split())
-            raise server_error(
-                error.sqlstate or "", message, "examine the primary", f"slot {source.slot}"
-            ) from error
+            raise session_error(error, "examine the primary", f"slot {source.slot}") from error
     try:
         found: Kafka | None = _kafka(kafka, settings.shaping, primary)
     except SlotbridgeError as error:

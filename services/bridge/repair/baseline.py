@@ -35,7 +35,7 @@ from services.bridge.source.replication_connection import (
     ReplicationConnection,
     cut_off_after,
 )
-from services.bridge.source.server_errors import connect_error, server_error
+from services.bridge.source.server_errors import connect_error, session_error
 from services.postgres import slots
 from services.postgres.identifiers import identifier
 from services.postgres.publications import publishes_all_tables, unpublished_changes
@@ -329,8 +329,7 @@ class Baseline:
                     hint="run `slotbridge recover` again: nothing was published",
                     exit_code=ExitCode.SERVER_UNREACHABLE,
                 ) from error
-            message = " ".join((error.diag.message_primary or str(error)).split())
-            refused = server_error(error.sqlstate, message, operation, subject)
+            refused = session_error(error, operation, subject)
             if isinstance(refused, Retryable):
                 refused.hint = "run `slotbridge recover` again"
             raise refused from error

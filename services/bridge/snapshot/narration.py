@@ -34,7 +34,6 @@ class Narration:
         """What is to be told once Kafka has everything up to an LSN, in the LSNs' order."""
         self._told = {"progress": 0.0, "reason": 0.0, "anew": 0.0}
         self._anew = 0
-        """How many plans in a row were not those of the tables as they were then."""
         self._refused_told: Mapping[str, str] = {}
         self._stalled_at: float | None = None
         self._stall_told_s = 0.0

@@ -11,7 +11,7 @@ from schemas.naming import schema_and_table
 from schemas.settings import SourceSettings
 from services.bridge.snapshot.requests import Signal
 from services.bridge.source.candidates import find_primary
-from services.bridge.source.server_errors import server_error
+from services.bridge.source.server_errors import session_error
 from services.postgres.published_tables import published_tables
 from services.postgres.server import Connection
 
@@ -29,8 +29,7 @@ def insert_signal(source: SourceSettings, table: str, signal: Signal) -> None:
             require_published(connection, source.publication, table)
             connection.execute(insert_statement(table, [signal]))
         except psycopg.Error as error:
-            message = " ".join((error.diag.message_primary or str(error)).split())
-            raise server_error(error.sqlstate or "", message, _OPERATION, table) from error
+            raise session_error(error, _OPERATION, table) from error
 
 
 def require_published(connection: Connection, publication: str, table: str) -> None:

@@ -49,7 +49,6 @@ def _parameters(conninfo: SecretStr, connect_timeout_s: int, setting: str) -> di
     except psycopg.ProgrammingError:
         raise _not_a_conninfo(setting) from None  # libpq's own text would repeat parts of it
     parameters.setdefault("connect_timeout", str(connect_timeout_s))
-    parameters.setdefault("tcp_user_timeout", "20000")
     return parameters
 
 

@@ -42,8 +42,8 @@ _BY_STATE: Final = (
         "53400",
         "",
         False,
-        "drop unused slots and origins, or raise max_replication_slots and, from PostgreSQL 18 on, "
-        "max_active_replication_origins",
+        "drop unused slots and origins, or raise max_replication_slots; for origins, from "
+        "PostgreSQL 18 on, raise max_active_replication_origins",
         ExitCode.SERVER_SETTING,
     ),
     *(
@@ -75,17 +75,12 @@ _BY_REFUSAL: Final = (
     (
         "28",
         "",
-        "let the role log in and allow its connection in pg_hba.conf, or correct source.conninfo",
+        "create the role, or correct source.conninfo",
         ExitCode.PRIVILEGE_MISSING,
     ),
     ("42501", "", _GRANT, ExitCode.PRIVILEGE_MISSING),
     ("3D000", "", "create the database, or correct source.conninfo", ExitCode.SERVER_SETTING),
-    (
-        "55000",
-        "",
-        "ALTER DATABASE … ALLOW_CONNECTIONS true, or correct source.conninfo",
-        ExitCode.SERVER_SETTING,
-    ),
+    ("55000", "", "ALTER DATABASE … ALLOW_CONNECTIONS true", ExitCode.SERVER_SETTING),
     ("42", "", "correct the options in source.conninfo", ExitCode.SETTINGS),
     ("22", "", "correct the options in source.conninfo", ExitCode.SETTINGS),
 )
@@ -104,11 +99,7 @@ _BY_TEXT: Final = (
         ExitCode.SERVER_SETTING,
     ),
     ("server does not support SSL", "set ssl = on on the server", ExitCode.SERVER_SETTING),
-    (
-        " alert ",
-        "the server refuses sslcert: correct sslcert in source.conninfo",
-        ExitCode.PRIVILEGE_MISSING,
-    ),
+    (" alert ", "correct sslcert, which the server refuses", ExitCode.PRIVILEGE_MISSING),
     ("root certificate", "correct sslrootcert in source.conninfo", ExitCode.SETTINGS),
     ("certificate file", "correct sslcert in source.conninfo", ExitCode.SETTINGS),
     ("private key file", "correct sslkey in source.conninfo", ExitCode.SETTINGS),

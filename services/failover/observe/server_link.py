@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -32,8 +32,6 @@ _DOWN = (errno.ECONNREFUSED, errno.ENOENT)
 LOCK_SHARE = 0.9
 """The part of a statement's time after which it waits for no lock any more: so the server tells
 that it was a lock, before it ends the statement."""
-_KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-"""A middlebox that forgets idle connections would end the session that holds the lock."""
 
 
 class Unreachable(Exception):
@@ -64,8 +62,6 @@ class ServerLink:
         self._connection: Session | None = None
         self._silent: tuple[float, Unreachable] | None = None
         self._pooler_may_answer = pooler_may_answer
-        given = self.conninfo.value
-        self._keepalives: dict[str, Any] = {k: v for k, v in _KEEPALIVES.items() if not given(k)}
 
     def ask(self, question: Callable[[Connection], Answer]) -> Answer:
         """Return the answer to `question`, a function of an autocommit connection that only reads.
@@ -183,7 +179,6 @@ class ServerLink:
             self.conninfo.text,
             bounds,
             connect_timeout=self._connect_timeout_s,
-            **self._keepalives,
         )
         opened.deadline_s = float(self._connect_timeout_s)
         return opened
