@@ -181,4 +181,4 @@ def _last_words(descriptor: int) -> str:
     text = _printed(descriptor, _LAST_BYTES)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "error:" in line or line.startswith(("FATAL", "PANIC"))]
-    return (telling or lines or ["without a word"])[-1][:300]
+    return " ".join((telling[-1:] or lines or ["without a word"])[-3:])[-300:]

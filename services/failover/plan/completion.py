@@ -22,6 +22,7 @@ from services.failover.checks.blockers import (
 )
 from services.failover.checks.half_moved import stays_disabled
 from services.failover.checks.readiness import judge_promoted
+from services.failover.model import statements
 from services.failover.model.standby_settings import (
     commits_can_go_on,
     listed,
@@ -73,7 +74,9 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     left += _read_only(node) if draft.request.promoted == name else []
     if not standbys:
         notes += [
-            f"{setting} of {name} names standbys that are not there" for setting, _ in _stale(node)
+            f"{setting} of {name} names standbys that are not there; after a look: "
+            + "; ".join(statements.alter_system(setting, items))
+            for setting, items in _stale(node)
         ]
         return _drawn(draft, name, left, notes)
     notes += _written_late(draft)

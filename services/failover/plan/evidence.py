@@ -48,8 +48,9 @@ def not_let_in(node: Node, also: str = "") -> OperatorNeeded:
         f"{node.detail}{also}",
         operation=OPERATION,
         subject=node.name,
-        hint="stop it, or correct its conninfo in failover.nodes; or add a `fence` command "
-        "to failover.machines, and pass --fence",
+        hint="stop it, or correct its conninfo in failover.nodes; or "
+        + ("" if node.has_command("fence") else "add a `fence` command to failover.machines, and ")
+        + "pass --fence",
         exit_code=ExitCode.SPLIT_BRAIN,
     )
 

@@ -109,3 +109,17 @@ def test_of_two_pauses_the_later_holds() -> None:
 def test_markup_keeps_text_between_elements() -> None:
     text = document(el("p", "a < b ", el("b", "c"), " & d", None, class_="x", id=None))
     assert text == '<!doctype html>\n<p class="x">a &lt; b <b>c</b> &amp; d</p>'
+
+
+def test_a_run_beside_which_watch_notes_something_is_shown_once() -> None:
+    """Not as one that was broken off, and one that is done."""
+    of_watch = {"run": "w", "command": "watch", "step": "seen", "outcome": "done"}
+    run = [
+        entry(command="switchover", step="begin"),
+        entry(**of_watch),
+        entry(command="switchover", number=2, step="promote b"),
+        entry(**{**of_watch, "number": 2}),
+        entry(command="switchover", number=3, step="end", outcome="done"),
+    ]
+    shown = page(Snapshot(at="2026-01-01T00:00:00", entries=tuple(run)), 1.0)
+    assert (shown.count("<details"), "broken off" in shown, ">done<" in shown) == (1, False, True)

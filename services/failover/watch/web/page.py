@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
 from services.failover.checks.model import Severity
-from services.failover.execute.journal import BEGIN, DONE, END
+from services.failover.execute.journal import BEGIN, DONE, END, SEEN
 from services.failover.watch.web.lag_chart import bytes_text, curves
 from services.failover.watch.web.markup import document, el, table
 from services.failover.watch.web.topology import topology
@@ -220,8 +219,11 @@ def _problem(finding: Finding) -> Element:
 
 
 def _work(snapshot: Snapshot) -> Element:
-    runs = [list(run) for _, run in groupby(snapshot.entries, key=lambda entry: entry.run)]
-    shown = [_run(run, snapshot.at_work) for run in reversed(runs[-_RUNS_MAX:])]
+    runs: dict[str, list[Entry]] = {}
+    for entry in snapshot.entries:
+        if entry.step != SEEN:  # watch notes that beside what a run does
+            runs.setdefault(entry.run, []).append(entry)
+    shown = [_run(run, snapshot.at_work) for run in reversed([*runs.values()][-_RUNS_MAX:])]
     if not shown and not snapshot.at_work:
         return _section("Steps", el("p", "No command has run yet.", class_="quiet"))
     busy = el("p", f"At work: {snapshot.at_work}", class_="warn") if snapshot.at_work else None
