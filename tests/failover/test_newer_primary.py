@@ -74,7 +74,7 @@ def test_a_repoint_leaves_alone_what_waits_for_a_silent_node_in_every_round(
         done = run.carry_out(fake.view, Request(target=target), plan_repoint)
     assert {p.step.subject for p in done.performed if p.step.server == "sub"} == {"s2"}
     assert [left.subject for left in done.left] == ["sub/s1"]
-    assert done.exit_code is ExitCode.SPLIT_BRAIN
+    assert done.exit_code is ExitCode.CHECK_FAILED
 
 
 def test_a_rejoin_does_not_destroy_what_may_be_the_newer_primary() -> None:
@@ -297,7 +297,7 @@ def test_a_void_mark_does_not_let_its_subscription_be_led_away(
     assert {p.step.subject for p in done.performed if p.step.server == "sub"} == {"s2"}
     (left,) = [each for each in done.left if each.subject == "sub/s1"]
     assert "somebody has changed it since, and nobody can ask b" in left.reason
-    assert done.exit_code is ExitCode.SPLIT_BRAIN
+    assert done.exit_code is ExitCode.CHECK_FAILED
     assert assess(fake.view, Request()).held == ("sub/s1",)
     dead = unanswered(unanswered(marked, "b", Reach.REFUSED), "a", Reach.REFUSED)
     dead = replace(dead, nodes=(*dead.nodes[:2], third(streams=False)))
