@@ -4,7 +4,7 @@ Every step that enables or repoints a subscription is planned by it, forward and
 `plan.invariants` asks it again of each step. What a standby feeds is not asked about: it stays.
 
 why not                                                        then the subscription
-the node is no primary, or nobody can ask what it has          stays disabled
+the node is not a primary, or nobody can ask what it has       stays disabled
 a run has disabled it, and may have led it to a newer primary  stays as it is
 the node's only address leads elsewhere from there             stays as it is
 its slot is not there, or its position does not fit            is led there, and stays disabled
@@ -47,7 +47,7 @@ def judge(
     if node.state is None and _was_fed(subscription):
         return Judgement(may_lead=False)
     if not node.leading:
-        what = "is no primary" if node.state is not None else "does not answer"
+        what = "is not a primary" if node.state is not None else "does not answer"
         why = f"it stays disabled: nothing proves that {node.name}, which {what}, may feed it"
         hint = "slotfailover repoint leads it to the primary, once there is one"
         return Judgement(Blocker(where, why, hint), may_lead=False, may_feed=False)
