@@ -1,4 +1,4 @@
-"""What GET /v1/wait of the bridge answers (services.runtime.wait_page): whether Kafka is that far.
+"""The answers of the bridge's GET /v1/wait (services.runtime.wait_page).
 
 200 {"lsn", "in", "delivered", "timeline"}  Kafka has all that was committed before the lsn
 """

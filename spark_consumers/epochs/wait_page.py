@@ -1,4 +1,4 @@
-"""What GET /v1/wait of `slottables run` answers (services.runtime.wait_page): how far tables are.
+"""The answers of GET /v1/wait of `slottables run` (services.runtime.wait_page): how far tables are.
 
     200 {"lsn", "in", "reached", "timeline", "parked"}  the record of epochs has all before the lsn
 
@@ -128,7 +128,7 @@ def wait_page(tables: TablesState, kafka: KafkaLook) -> WaitPage:
 
 
 class _Look:
-    """What one request waits for."""
+    """The condition of one request: tables or Kafka at the LSN that it names."""
 
     def __init__(self, tables: TablesState, kafka: KafkaLook, query: WaitQuery) -> None:
         self._tables = tables

@@ -308,7 +308,7 @@ def test_what_ends_a_read_ends_the_reader(
     values[json.dumps(document).encode()] = "more events of public.a"
     for text, message in values.items():
         producer.produce(topic, text, b"{}", 0)
-        assert producer.flush(30) == 0
+        assert producer.flush(patient(30)) == 0
         with Transactions(kafka.bootstrap_servers, publisher.prefix) as transactions:
             with pytest.raises(SlotbridgeError, match=message) as raised:
                 while transactions.read(60) is not None:

@@ -20,7 +20,7 @@ from services.failover.execute.run import Run
 from services.failover.model import statements
 from services.failover.model.conninfo import Address, Conninfo
 from services.failover.model.destination import MARK
-from services.failover.model.host_commands import machine_of
+from services.failover.model.host_commands import Machine, machine_of
 from services.failover.model.timelines import Milestone, Provenance
 from services.failover.model.view import Node, Reach, View
 from services.failover.observe.cluster import Cluster
@@ -325,6 +325,8 @@ def test_a_rejoin_believes_only_what_was_made_for_the_same_source(
     class Rebuild(_Rebuild):
         def __init__(self, identity: str) -> None:
             self._kept = self._data = tmp_path
+            self._machine = Machine("a", ("", 0), {})
+            self._may_write = True
             self._source = Source(Conninfo(()), Conninfo(()), 0, identity)
 
         done: list[str]

@@ -26,7 +26,7 @@ from services.runtime.http_server import CONNECTIONS_MAX, HEAD_BYTES_MAX
 from services.runtime.process import Probes
 from services.testbed.ports import free_port
 from spark_consumers.epochs.metrics import Metrics
-from tests.providers.waiting import eventually
+from tests.providers.waiting import eventually, patient
 
 TOKEN = b"a-token-of-the-tests"
 CLIENTS = 200
@@ -71,7 +71,7 @@ def stack() -> Iterator[contextlib.ExitStack]:
 
 
 def healthy(port: int) -> bool:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=patient(20)) as answer:
         return bool(answer.status == 200)
 
 
@@ -106,7 +106,7 @@ def test_half_sent_requests_are_dropped_and_others_answered(
 
     def open_connections(number: int) -> None:
         for nth in range(number):
-            client = socket.create_connection(("127.0.0.1", port), timeout=20)
+            client = socket.create_connection(("127.0.0.1", port), timeout=patient(20))
             stack.callback(client.close)
             client.sendall(HALVES[nth % len(HALVES)])
             clients.append(client)
@@ -121,7 +121,7 @@ def test_half_sent_requests_are_dropped_and_others_answered(
         open_connections(len(HALVES))
         late = clients[before:]
         eventually(lambda: not any(map(left_open, late)), what="late ones are dropped")
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=patient(20)) as client:
             client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 2 * HEAD_BYTES_MAX)
             assert client.recv(100).startswith(b"HTTP/1.1 4")
         assert healthy(port)
@@ -132,7 +132,7 @@ def post(port: int, path: str, body: bytes) -> tuple[int, Any]:
     headers = {"Authorization": f"Bearer {TOKEN.decode()}"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=patient(20)) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:

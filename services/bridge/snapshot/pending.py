@@ -1,4 +1,4 @@
-"""What a session's snapshot waits for: the published tables, or the mark of its next chunk."""
+"""The work for which a session's snapshot waits: the published tables, or a chunk's mark."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass

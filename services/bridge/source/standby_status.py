@@ -20,7 +20,7 @@ STOP_S: Final = 20.0
 
 
 class StoppedLate(Retryable):
-    """What a session waits for, such as Kafka, does not come before it has to end."""
+    """The session has to end before the answer for which it waits, such as Kafka's, has come."""
 
 
 class StandbyStatus:
