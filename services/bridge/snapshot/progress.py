@@ -208,7 +208,7 @@ def plan(
         if not wanted or not shaping.naming.publishes(schema, table):
             continue
         told = known.get((schema, table))
-        if apart and not (shape.key and request) and covered(shape, apart, settings):
+        if apart and not (shape.key and (request or told)) and covered(shape, apart, settings):
             continue
         reason = unreadable(shape, shaping) if shape.key else ""
         if not shape.key and not (told and told.done and counts(told, shape, owner)):
