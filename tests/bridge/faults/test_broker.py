@@ -19,8 +19,8 @@ TIMEOUT_MS = 3000
 LIMIT_BYTES = 64 * 1024
 DELAY_S = 0.05
 FAR_S = 0.15
-
-"""What unit and chart give a stop."""
+LONG = {"transaction_timeout_ms": 600_000, "origin_idle_timeout_ms": 3_600_000}
+"""Longer than any patience of a test: a stop does not wait for them."""
 
 
 def behind(
@@ -132,7 +132,7 @@ def test_a_stop_does_not_wait_for_a_broker_that_stands_still(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """A supervisor kills after a minute. The next start goes on from what Kafka has."""
-    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    bridge = new_bridge(conninfo, broker=own_kafka, **DEFAULTS).start().streaming()
     load.more()
     own_kafka.pause()
     try:
