@@ -21,7 +21,7 @@ WRITTEN = sorted(
 )
 LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\(([^)#\s:]*)#([^)]+)\)")
-CALL = re.compile(r"\b(slotbridge|slotfailover|slottables)((?: +[a-z-]+)+)([^`|#\n]*)")
+CALL = re.compile(r"\b(slotbridge|slotfailover|slottables)((?: +[a-z][a-z-]*)+)([^`|#\n]*)")
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 COMMANDS = {
     "slotbridge": typer.main.get_command(slotbridge),
