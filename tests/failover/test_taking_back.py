@@ -325,7 +325,7 @@ def test_a_rejoin_believes_only_what_was_made_for_the_same_source(
     class Rebuild(_Rebuild):
         def __init__(self, identity: str) -> None:
             self._kept = self._data = tmp_path
-            self._machine = Machine("a", Address("", 0), {})
+            self._machine = Machine("a", Address("", "", ""), {})
             self._may_write = True
             self._source = Source(Conninfo(()), Conninfo(()), 0, identity)
 

@@ -132,7 +132,7 @@ def test_a_stop_does_not_wait_for_a_broker_that_stands_still(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """A supervisor kills after a minute. The next start goes on from what Kafka has."""
-    bridge = new_bridge(conninfo, broker=own_kafka, **DEFAULTS).start().streaming()
+    bridge = new_bridge(conninfo, broker=own_kafka, **LONG).start().streaming()
     load.more()
     own_kafka.pause()
     try:
