@@ -60,6 +60,7 @@ def test_both_engines_hash_alike(
     name = ("public", "hashed")
     with open_session(TABLES, pair.primary.conninfo(fresh_database)) as connection:
         connection.autocommit = False
+        connection.execute("SET LOCAL search_path = public")
         connection.execute(VALUES.encode())
         columns = postgres.source_columns(connection, *name)
         kinds = postgres.column_layers(connection, name)
