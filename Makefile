@@ -46,7 +46,7 @@ test-long-status: $(READY) ## which shards of test-long passed, at which commit
 # They wait for nothing, so that each processor has one worker.
 quick: WORKERS = $(shell nproc 2>/dev/null || echo 2)
 quick: $(QUICK) ## the tests that need no server (some 80 CPU-seconds)
-	@$(PYTEST) -m "not servers and not slow and not long" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
+	@$(PYTEST) -m "not servers and not slow and not long" $(if $(SPARK),,--ignore tests/spark_consumers --ignore tests/promises/tables) $(PYTEST_OPTIONS)
 
 test-of: $(READY) ## the tests of one module (MODULE=services/bridge/sink/topics.py)
 	@CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(BIN)/python -m tests.of_module $(MODULE) $(PYTEST_OPTIONS)

@@ -12,17 +12,17 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-_SPARK: Final = "tests/spark_consumers/"
+_SPARK: Final = "tests/promises/tables/"
 _SECOND_FROM: Final = f"{_SPARK}test_r"
 """The first name of the files of Spark's second part."""
 _LONGEST_FIRST: Final = (
     _SPARK,
-    "tests/bridge/faults/",
+    "tests/promises/bridge/faults/",
     _SECOND_FROM,
-    "tests/end_to_end/",
+    "tests/promises/end_to_end/",
     "tests/torture/",
-    "tests/failover/",
-    "tests/bridge/",
+    "tests/promises/failover/",
+    "tests/promises/bridge/",
 )
 _OWN_SPARK: Final = tuple(
     f"{_SPARK}test_{name}.py" for name in ("drill", "cluster", "cluster_audit")

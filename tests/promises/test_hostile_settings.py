@@ -10,11 +10,11 @@ import pytest
 from psycopg import sql
 
 from schemas.settings import SourceSettings
-from tests.bridge.conftest import NewBridge, new_bridge
-from tests.bridge.running import Bridge
-from tests.bridge.snapshots import DONE
 from tests.conftest import NewPair
-from tests.failover.servers import configuration, slotfailover_process
+from tests.promises.bridge.conftest import NewBridge, new_bridge
+from tests.promises.bridge.running import Bridge
+from tests.promises.bridge.snapshots import DONE
+from tests.promises.failover.servers import configuration, slotfailover_process
 from tests.providers import databases
 from tests.providers.interface import Provider, Server, Trio
 from tests.providers.roles import make_roles

@@ -14,7 +14,7 @@ def steady_kafka(folder: Path) -> Iterator[KafkaBroker]:
     """A broker of its own that leads its partitions again at once after a pause.
 
     Its session lasts longer than it stands still: else it would lead nothing for a moment after,
-    and what it had decided just before might lack its markers (tests/bridge/faults).
+    and what it had decided just before might lack its markers (tests/promises/bridge/faults).
     """
     settings: dict[str, str | int] = {"broker.session.timeout.ms": 60_000}
     with Processes(folder, server_user()) as processes:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from tests.bridge.reading import Record
+from tests.promises.bridge.reading import Record
 from tests.torture.bank import MADE, NEVER, RENAMED
 
 KafkaTransactionOf = Callable[[str, int, int], Hashable]

@@ -17,7 +17,7 @@ from services.failover.cli.app import app as slotfailover
 from services.testbed.pair import STANDBY_SLOT, clone, execute, set_parameter
 from services.testbed.postgres import PostgresServer
 from services.testbed.shared_memory import release
-from tests.bridge.evidence.ground import promote, wal_lsn
+from tests.promises.bridge.evidence.ground import promote, wal_lsn
 from tests.providers.databases import connect
 from tests.providers.waiting import eventually
 from tests.torture.bridge_faults import FAILPOINT_WAIT_S, refused

@@ -13,8 +13,8 @@ from typing import Final
 from schemas.errors import ExitCode
 from services.testbed.bed import Bed
 from services.testbed.pair import set_parameter
-from tests.bridge.evidence import cases, lone_witness
-from tests.bridge.evidence.ground import (
+from tests.promises.bridge.evidence import cases, lone_witness
+from tests.promises.bridge.evidence.ground import (
     DBNAME,
     Compared,
     Ground,
@@ -25,9 +25,9 @@ from tests.bridge.evidence.ground import (
     refusal,
     sessions_after,
 )
-from tests.bridge.faults.following_transaction import commit_following
-from tests.bridge.faults.markers import is_any
-from tests.bridge.running import Bridge
+from tests.promises.bridge.faults.following_transaction import commit_following
+from tests.promises.bridge.faults.markers import is_any
+from tests.promises.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding

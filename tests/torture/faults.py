@@ -48,7 +48,7 @@ VARIANTS: Final = (
 """What is drawn within a failover, a restored volume or a loss, and counted like a fault."""
 AT_FIRST_START: Final = ("slot created", "first record")
 AT_DIVERGENCE: Final = "divergence sent"
-"""Not met here: synchronized_standby_slots is set. tests/bridge/faults/test_divergence.py."""
+"""Not met here: synchronized_standby_slots is set (promises/bridge/faults/test_divergence.py)."""
 AT_SETTLING: Final = ("noted", "settling", "settled")
 """Met only where markers were lost, which arms them itself."""
 AT_STOP: Final = ("stopping", "closing")

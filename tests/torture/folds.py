@@ -1,6 +1,6 @@
 """Compares two folds of each topic: by offset, and by (commit_lsn, seq). Pure.
 
-Consumers may do either. That the fold by offset is the table is judged by tests.bridge.oracle.
+Consumers may do either. That the fold by offset is the table is judged by promises.bridge.oracle.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
-from tests.bridge.reading import Record
+from tests.promises.bridge.reading import Record
 from tests.torture.checker import Finding
 
 _Position = tuple[int, int]

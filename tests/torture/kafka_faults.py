@@ -8,7 +8,7 @@ from typing import Final
 
 from schemas.errors import ExitCode
 from schemas.events import transaction_topic
-from tests.bridge.faults.markers import (
+from tests.promises.bridge.faults.markers import (
     is_any,
     is_not_of_transactions,
     is_not_the_progress,

@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
-from tests.bridge.recover_process import drop_slot
+from tests.promises.bridge.recover_process import drop_slot
 from tests.providers.databases import connect
 from tests.torture.checker import Finding
 from tests.torture.clients import decide_leftovers

@@ -27,9 +27,9 @@ from schemas.recovery import RecoveryRecord
 from schemas.shaping import ShapingSettings
 from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
-from tests.bridge.oracle import assert_rebuilt
-from tests.bridge.reading import Record, read_committed
-from tests.bridge.running import Bridge
+from tests.promises.bridge.oracle import assert_rebuilt
+from tests.promises.bridge.reading import Record, read_committed
+from tests.promises.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.slots import await_ready
 from tests.torture import bank

@@ -8,7 +8,7 @@
 
 Chunks of a table are numbered from 1; a read request behind the last one begins a snapshot anew. A
 repair (`slotbridge recover`) completes it; signals of the time that it covers are not heard.
-That the rows are right is seen by the tables that are made of all events (tests.bridge.oracle).
+That the rows are right is seen by the tables that are made of all events (promises.bridge.oracle).
 """
 
 import json
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from schemas.naming import table_matches
 from schemas.snapshot import SnapshotProgress, SnapshotRequest
 from services.bridge.snapshot.requests import asked_of, is_progress, is_request
-from tests.bridge.reading import Record
+from tests.promises.bridge.reading import Record
 from tests.torture.checker import Finding, KafkaTransactionOf, Repair, chunk_of, is_repair
 
 _Position = tuple[int, int]

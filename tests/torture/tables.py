@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from services.testbed.java import find_java_home
-from tests.bridge.running import Bridge
-from tests.spark_consumers.drill import VERIFY, Slottables, report_of
-from tests.spark_consumers.one_java import run_all
+from tests.promises.bridge.running import Bridge
+from tests.promises.tables.drill import VERIFY, Slottables, report_of
+from tests.promises.tables.one_java import run_all
 from tests.torture.bank import SHAPING
 from tests.torture.checker import Finding
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bridge.reading import Record
+from tests.promises.bridge.reading import Record
 from tests.torture import checker
 from tests.torture.checker import KafkaTransactionOf, Repair, Truth, check
 from tests.torture.kafka_log import Batch, PartitionLog

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from services.testbed.bed import Bed
-from tests.bridge.reading import read_committed
+from tests.promises.bridge.reading import read_committed
 from tests.torture.kafka_log import batches_of, read_partitions
 
 

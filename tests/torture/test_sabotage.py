@@ -49,7 +49,7 @@ def test_every_drill_is_some_mistakes() -> None:
 def test_the_right_bridge_passes_the_drill_of_a_forgotten_part(
     local_bed: Bed, tmp_path: Path
 ) -> None:
-    """The others are tests of tests/bridge/evidence and tests/bridge/faults."""
+    """The others are tests of tests/promises/bridge/evidence and tests/promises/bridge/faults."""
     local_bed.start("kafka")
     drill = drill_of("a keepalive makes the record forget a part")
     assert drilled(local_bed, Brokers(local_bed.kafka), tmp_path, "", drill) == []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from schemas.snapshot import SnapshotProgress, SnapshotRequest
-from tests.bridge.reading import Record
+from tests.promises.bridge.reading import Record
 from tests.torture.checker import Repair
 from tests.torture.snapshot_checker import (
     Told,

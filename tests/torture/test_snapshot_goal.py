@@ -7,7 +7,7 @@ import pytest
 
 from services.bridge.failpoints import OF_A_SNAPSHOT
 from services.testbed.bed import Bed
-from tests.bridge.reading import Record
+from tests.promises.bridge.reading import Record
 from tests.torture.checker import Finding
 from tests.torture.folds import check_folds
 from tests.torture.rig import Rig, kept

@@ -19,7 +19,7 @@ from services.kafka.records import READ_DEADLINE_S, TopicReader, parse_record
 from services.testbed.bed import Bed
 from services.testbed.pair import STANDBY_SLOT, set_parameter
 from services.testbed.postgres import PostgresServer
-from tests.bridge.running import Bridge
+from tests.promises.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.proxy import Proxy
 from tests.providers.slots import await_ready

@@ -13,8 +13,8 @@
     foreign        where functions of libpq and librdkafka are
 
 `engine` has what is called from without, or is None: not built, or switched off by
-SLOTBRIDGE_COMPILED=0. The same tests run on both ways (tests/bridge/test_compiled.py); what it
-brings is in benchmarks/results/lab-notes.md.
+SLOTBRIDGE_COMPILED=0. The same tests run on both ways
+(tests/promises/bridge/test_compiled.py); what it brings is in benchmarks/results/lab-notes.md.
 """
 
 import os

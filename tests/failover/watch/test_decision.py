@@ -11,7 +11,7 @@ from services.failover.model.view import Reach, View
 from services.failover.plan.request import Request
 from services.failover.watch.assessment import Assessment, assess
 from services.failover.watch.decision import Memory, Rules, Verdict, acted, decide, remember
-from tests.failover.views import node, slot, state, subscriber, subscription, views
+from tests.promises.failover.views import node, slot, state, subscriber, subscription, views
 
 RULES = Rules(automatic=True, quorum=3, settle_s=5.0, silence_s=30.0, cooldown_s=20.0, stale_s=10.0)
 PENDING = ("point subscription s1 at sub to db:5002",)

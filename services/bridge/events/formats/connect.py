@@ -2,7 +2,7 @@
 
 A schema is a document like {"type": "int32", "optional": true, "name": "io.debezium.time.Date"}; a
 field of a struct has its name as `field` besides. Names, versions and parameters are those that
-Debezium 3.7 writes (tests/bridge/values/test_debezium_schemas.py compares them).
+Debezium 3.7 writes (tests/promises/bridge/values/test_debezium_schemas.py compares them).
 """
 
 from collections.abc import Iterable, Mapping

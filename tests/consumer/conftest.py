@@ -1,5 +1,0 @@
-"""The factory of bridges, as the bridge's own tests have it."""
-
-from tests.bridge.conftest import new_bridge
-
-__all__ = ["new_bridge"]
