@@ -12,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from schemas.errors import SettingsError, SetupError
+from services.postgres.sessions import Session, names_as_meant
 from spark_consumers.events.columns import ColumnShape
 from spark_consumers.iceberg.layout import Layout
 from spark_consumers.restore.values import input_text
@@ -39,7 +40,7 @@ _TYPE: Final = """
 class Target:
     """A connection to the target, with one transaction."""
 
-    def __init__(self, connection: psycopg.Connection) -> None:
+    def __init__(self, connection: Session) -> None:
         self.connection = connection
 
     def require_another_database(self, publication: str) -> None:
@@ -109,7 +110,8 @@ class Target:
         parts = [layers[name] for name in names]
         count = 0
         query = sql.SQL("COPY {} ({}) FROM STDIN").format(table, _listed(names))
-        with self.connection.cursor() as cursor, cursor.copy(query) as copy:
+        cursor = self.connection.cursor()
+        with names_as_meant(self.connection), cursor, cursor.copy(query) as copy:
             for row in rows:
                 values = zip(row, parts, strict=True)
                 copy.write_row([None if v is None else input_text(v, part) for v, part in values])
@@ -118,7 +120,8 @@ class Target:
 
     def settle(self, layouts: Iterable[Layout]) -> None:
         """Let what waits for the commit happen now, then add the keys of tables without one."""
-        self.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        with names_as_meant(self.connection):  # triggers are the user's SQL
+            self.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         for shape in (layout.shape for layout in layouts):
             if shape.key and not self._has_key(shape.schema, shape.table):
                 add = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({})")

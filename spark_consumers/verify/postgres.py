@@ -14,7 +14,7 @@ from psycopg import sql
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.settings import SourceSettings
-from services.postgres.sessions import TABLES, open_session
+from services.postgres.sessions import TABLES, Session, open_session
 from spark_consumers.events.columns import ColumnShape
 from spark_consumers.verify.forms import Layer, value_sql
 
@@ -63,7 +63,7 @@ class PublishedColumns:
 @contextlib.contextmanager
 def connected(
     conninfo: str, server: str, operation: str, *, hint: str, grant: str, timeout_s: int
-) -> Iterator[psycopg.Connection]:
+) -> Iterator[Session]:
     """Connect for one transaction, with the text forms of the bridge's sessions.
 
     Raise Retryable when no server answers, SetupError when a privilege is missing. `server` is what

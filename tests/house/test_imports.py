@@ -43,6 +43,7 @@ ALLOWED = {
     },
     "spark_consumers.epochs.tracing": {"services.runtime.otlp"},
     "spark_consumers.verify": {"services.postgres.sessions"},
+    "spark_consumers.restore": {"services.postgres.sessions"},
     "spark_consumers.kafka.formats": {"services.kafka.schema_registry"},
     "spark_consumers.kafka.reader": {"services.kafka.client"},
     "spark_consumers.kafka.small_topic_tail": {"services.kafka.client"},

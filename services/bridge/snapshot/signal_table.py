@@ -14,6 +14,7 @@ from services.bridge.source.candidates import find_primary
 from services.bridge.source.server_errors import session_error
 from services.postgres.published_tables import published_tables
 from services.postgres.server import Connection
+from services.postgres.sessions import names_as_meant
 
 DDL = "CREATE TABLE {} (id varchar(42) PRIMARY KEY, type varchar(32) NOT NULL, data varchar(2048))"
 DATA_MAX: Final = 2048
@@ -27,7 +28,8 @@ def insert_signal(source: SourceSettings, table: str, signal: Signal) -> None:
         try:
             connection.execute("SET synchronous_commit TO DEFAULT")
             require_published(connection, source.publication, table)
-            connection.execute(insert_statement(table, [signal]))
+            with connection.transaction(), names_as_meant(connection):  # also in its triggers
+                connection.execute(insert_statement(table, [signal]))
         except psycopg.Error as error:
             raise session_error(error, _OPERATION, table) from error
 

@@ -14,8 +14,8 @@ from schemas.settings import SourceSettings
 from services.bridge.source.hosts import host_name, single_hosts
 from services.bridge.source.replication_connection import cut_off_after
 from services.bridge.source.server_errors import connect_error, session_error
-from services.postgres.server import Connection, Server, read_server, setting
-from services.postgres.sessions import BRIDGE, open_session
+from services.postgres.server import Server, read_server, setting
+from services.postgres.sessions import BRIDGE, Session, open_session
 
 logger = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ class Candidate:
 
     conninfo: str
     server: Server
-    connection: Connection
+    connection: Session
     read_only: bool
 
 

@@ -16,7 +16,8 @@ from schemas.errors import Retryable, SlotbridgeError
 from services.bridge.source.candidates import connect
 from services.bridge.source.hosts import host_name
 from services.postgres import slots
-from services.postgres.server import Connection, Server
+from services.postgres.server import Server
+from services.postgres.sessions import Session
 
 _GOING_S: Final = 2.0
 """How long an ended session may take to release the origin."""
@@ -57,7 +58,7 @@ def in_any_session(
     return asked
 
 
-def connect_again(conninfo: str, known: Server, slot: str, former_pid: int) -> Connection:
+def connect_again(conninfo: str, known: Server, slot: str, former_pid: int) -> Session:
     """Open another session with the server `known`, whose `slot` we stream; it may be read-only.
 
     Waits until the server has done with the former session, of `former_pid`. Raise SqlSessionEnded
@@ -82,7 +83,7 @@ def connect_again(conninfo: str, known: Server, slot: str, former_pid: int) -> C
     return connection
 
 
-def _await_end(connection: Connection, pid: int) -> None:
+def _await_end(connection: Session, pid: int) -> None:
     deadline = time.monotonic() + _GOING_S
     while time.monotonic() < deadline:
         row = connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone()
