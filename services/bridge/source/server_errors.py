@@ -10,8 +10,6 @@ from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 
 READ_THE_STREAM: Final = "read the stream"
 READ_ROWS: Final = "read rows"
-_OF_VALUES: Final = ("22", "23", "P0")
-"""Classes of errors whose messages quote values: of data, of constraints, of PL/pgSQL's RAISE."""
 
 
 class ServerFault(Retryable):
@@ -118,8 +116,6 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
     """
     if not state:
         return Retryable(message, operation=operation, subject=subject)
-    if operation == READ_ROWS and state[:2] in _OF_VALUES:
-        message = "an expression fails for a row"
     if operation == READ_THE_STREAM and state in _SHUTS_DOWN and _STANDBY_SLOTS in message:
         return _shut_down_while_waiting(message, operation, subject)
     for prefix, part, retry, hint, code in _BY_STATE:
