@@ -1,5 +1,6 @@
 """Old primaries made standbys again, on real servers: rewound, copied anew, ready for the next."""
 
+import os
 import re
 from pathlib import Path
 
@@ -85,6 +86,9 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     (kept / "changing").touch()
     for name in ("postgresql.conf", "postgresql.auto.conf"):
         (kept / name).write_text((trio.standby.data / name).read_text())  # type: ignore[attr-defined]
+    owner = trio.standby.data.stat()  # type: ignore[attr-defined]
+    for path in (kept, *kept.iterdir()):
+        os.chown(path, owner.st_uid, owner.st_gid)
     unasked = slotfailover("rejoin", "b", "--config", config, "--yes")
     assert (unasked.code, "broken off while it changed data" in unasked.out) == (1, True)
     assert kept.exists()
