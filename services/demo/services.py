@@ -50,6 +50,7 @@ class Services:
                 "topic_prefix": PREFIX,
                 "partitions": 2,
             },
+            "bridge": {"spool_folder": str(bed.folder)},  # the default is shared with other users
             "snapshot": {"mode": "initial", "exclude": ["public.pgbench_history"]},
             "failover": {
                 "nodes": {
