@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 QUICK  := $(VENV)/.ready-quick
 DEMO   := $(VENV)/.ready-demo
 READY  := $(VENV)/.ready-test
-WORKERS ?= 3
+WORKERS ?= 4
 # Empty: an environment without pyspark, and no tests of the Spark consumers.
 SPARK  ?= 1
 
@@ -27,7 +27,7 @@ help: ## list the targets
 demo: $(DEMO) ## the whole product under load: kill the primary, fail over, compare the four copies
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
-# WORKERS processes with servers of their own: with more on two processors, deadlines pass.
+# WORKERS processes with servers of their own, which wait for most of the time.
 # A file's tests stay together and share what they make. Their order and their random data are the same
 # each time. POSTGRES=17.10, or POSTGRES=/usr/lib/postgresql/17/bin, runs them on that.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder

@@ -53,7 +53,7 @@ def settings() -> Iterator[RegistrySettings]:
         thread.start()
         _Answers.by_path = {}
         yield RegistrySettings(
-            url=f"http://127.0.0.1:{server.server_port}", deadline_ms=patient_ms(300)
+            url=f"http://127.0.0.1:{server.server_port}", deadline_ms=patient_ms(340)
         )
         server.shutdown()
         thread.join()

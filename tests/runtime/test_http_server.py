@@ -26,6 +26,7 @@ from services.runtime.http_server import CONNECTIONS_MAX, HEAD_BYTES_MAX
 from services.runtime.process import Probes
 from services.testbed.ports import free_port
 from spark_consumers.epochs.metrics import Metrics
+from tests.marks import long_but
 from tests.providers.waiting import eventually, patient
 
 TOKEN = b"a-token-of-the-tests"
@@ -95,7 +96,7 @@ HALVES = (
 )
 
 
-@pytest.mark.parametrize("service", [bridge, watch, tables])
+@pytest.mark.parametrize("service", long_but(bridge, [bridge, watch, tables]))
 def test_half_sent_requests_are_dropped_and_others_answered(
     service: Any, stack: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_a_transaction_on_the_sessions_broker(kafka: Broker, topic_prefix: str) 
     assert _read(kafka, topic_prefix, 2) == [b"a", b"b"]
 
 
+@pytest.mark.long
 def test_committed_records_survive_sigkill_and_the_port_stays(own_broker: KafkaBroker) -> None:
     own_broker.start()
     servers = own_broker.bootstrap_servers

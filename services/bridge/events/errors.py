@@ -9,8 +9,8 @@ from services.bridge.pgoutput.errors import DecodeError
 
 FOR_LATER_CHANGES: Final = (
     "for later changes; to go on after those that were made before, also where the table or "
-    "partition is dropped since, leave the table out (shaping.exclude), and once it is back make "
-    "its topic right: `slotbridge recover --force`"
+    "partition is detached or dropped since, leave the table out (shaping.exclude), and once it "
+    "is back make its topic right: `slotbridge recover --force`"
 )
 """Behind a hint that changes the table: the WAL keeps older changes as they were written."""
 

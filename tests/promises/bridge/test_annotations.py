@@ -135,6 +135,7 @@ def headers(bridge: Bridge, *topics: str) -> dict[str, list[Record]]:
     return found
 
 
+@pytest.mark.long
 def test_streamed_prepared_and_interrupted_transactions_keep_their_annotations(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -254,7 +254,7 @@ def test_a_storage_that_is_cut_off_is_waited_for(
     bridge = new_bridge(
         conninfo,
         shaping=CLAIMS,
-        claim_check=section(away, topic_prefix, deadline_ms=patient_ms(300)),
+        claim_check=section(away, topic_prefix, deadline_ms=patient_ms(340)),
         wal_sender_timeout_ms=patient_ms(1_700),
     )
     machine = Standstill()
@@ -417,6 +417,7 @@ def referred(bridge: Bridge, folder: Path) -> dict[int, str]:
     return values
 
 
+@pytest.mark.long
 def test_an_empty_folder_in_place_of_the_storage_is_refused_until_it_is_back(
     source: tuple[str, Run], new_bridge: NewBridge, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def prepared(trio: Trio) -> str:
     return conninfo
 
 
+@pytest.mark.long
 def test_commits_that_wait_for_the_bridge_are_released_at_once_when_filtered(
     new_pair: NewPair, new_bridge: NewBridge
 ) -> None:

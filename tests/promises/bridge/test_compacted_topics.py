@@ -43,6 +43,7 @@ def values(bridge: Bridge) -> list[Any]:
     return [event["op"] for event in bridge.events("t")]
 
 
+@pytest.mark.long
 def test_a_truncate_is_warned_of_refused_by_name_and_left_out_on_request(
     conninfo: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:

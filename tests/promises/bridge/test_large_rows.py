@@ -73,6 +73,7 @@ def insert_three(connection: psycopg.Connection[Any], first: int, size: int) -> 
             connection.execute(LARGE, [first + number, bytes_each // 2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size_mib", [20, pytest.param(100, marks=pytest.mark.long)])
 def test_a_row_too_large_for_kafka_is_a_dead_letter(
     size_mib: int, connection: psycopg.Connection[Any], new_bridge: NewBridge

@@ -148,6 +148,7 @@ def test_an_empty_list_of_tables_does_not_empty_the_publication() -> None:
         )
 
 
+@pytest.mark.long
 def test_tables_come_and_go_while_the_bridge_runs(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

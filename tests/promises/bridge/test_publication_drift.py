@@ -249,6 +249,7 @@ def test_what_the_server_refuses_is_not_judged(pair: Provider, fresh_database: s
         assert found == (7,)
 
 
+@pytest.mark.long
 def test_a_table_that_leaves_while_the_bridge_runs_is_told(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -172,6 +172,7 @@ def server_refuses(connection: psycopg.Connection[Any], table: str) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_what_would_break_update_and_delete_is_refused(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_socket_without_tcp_is_left_alone() -> None:
         assert one.wait_max_s == float("inf")
 
 
+@pytest.mark.long
 def test_few_rows_behind_many_come_at_once(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

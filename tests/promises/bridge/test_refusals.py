@@ -95,6 +95,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     assert "SLOTBRIDGE_SOURCE__SLOT" in errors
 
 
+@pytest.mark.long
 def test_an_unreachable_server(new_bridge: NewBridge) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -251,6 +252,7 @@ def test_no_free_replication_origin(new_pair: NewPair, new_bridge: NewBridge) ->
     assert "raise max_active_replication_origins" in last_line(bridge.output)
 
 
+@pytest.mark.long
 def test_a_slot_taken_by_another_process(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_table_that_is_renamed_in_a_streamed_transaction_is_not_published_unma
     assert streamed[0]
 
 
+@pytest.mark.long
 def test_a_table_that_is_moved_while_no_bridge_runs_is_not_published_unmasked(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

@@ -69,6 +69,7 @@ def assert_fits(bridge: Bridge, conninfo: str) -> int:
     return len(truth)
 
 
+@pytest.mark.long
 def test_a_snapshot_changes_and_a_kill_keep_the_topic_equal_to_the_rows_that_fit(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
@@ -120,6 +121,7 @@ def test_recover_compares_and_publishes_the_rows_that_fit(
     assert_fits(bridge, conninfo)
 
 
+@pytest.mark.long
 def test_a_row_that_an_expression_fails_on_stops_the_bridge_or_is_a_dead_letter(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

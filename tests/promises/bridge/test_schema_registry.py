@@ -316,6 +316,7 @@ def test_subjects_are_named_as_chosen(
     assert mine == [subject.format(source.database) for subject in subjects]
 
 
+@pytest.mark.long
 def test_a_schema_that_is_not_compatible_stops_the_bridge_by_name(
     source: Source, schemas: Registry, client: SchemaRegistryClient
 ) -> None:
@@ -369,7 +370,7 @@ def test_a_registry_that_is_down_is_waited_for_and_nothing_is_lost(
 ) -> None:
     own = Registry(tmp_path)
     source.run("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
-    settings: dict[str, Any] = {"registry": {"url": own.url, "deadline_ms": patient_ms(300)}}
+    settings: dict[str, Any] = {"registry": {"url": own.url, "deadline_ms": patient_ms(340)}}
     bridge = source.registered(own, **settings, connect_deadline_ms=patient_ms(20_000)).start()
     try:
         eventually(

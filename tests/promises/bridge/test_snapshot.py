@@ -167,6 +167,7 @@ def test_no_more_rows_a_second_than_the_settings_allow(
     assert last == ["u", "r"], "the change has waited for the rows"
 
 
+@pytest.mark.long
 def test_its_sql_sessions_may_be_ended_at_any_moment(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

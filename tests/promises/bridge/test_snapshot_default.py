@@ -126,6 +126,7 @@ def test_tables_without_a_key_need_a_slot_that_the_bridge_made(
         eventually(lambda: operations(bridge, "log") == {"r": 20}, what="also those of log")
 
 
+@pytest.mark.long
 def test_tables_that_the_role_may_not_read_are_named(
     pair: Provider, fresh_database: str, conninfo: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:

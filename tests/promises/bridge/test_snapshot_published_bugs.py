@@ -390,6 +390,7 @@ def begun(bridge: Bridge, table: str) -> bool:
     return any(one.table == table for one in told(bridge))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "runs",
     [True, pytest.param(False, marks=pytest.mark.long)],

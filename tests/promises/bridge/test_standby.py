@@ -62,5 +62,5 @@ def test_a_standby_bridge_ends_at_its_deadline_if_no_other_bridge_is_there(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     nobody = pair.primary.conninfo(fresh_database, port=free_port())
-    bridge = new_bridge(nobody, standby=True, connect_deadline_ms=patient_ms(300)).start()
+    bridge = new_bridge(nobody, standby=True, connect_deadline_ms=patient_ms(340)).start()
     assert bridge.exit_code() == 10, bridge.output

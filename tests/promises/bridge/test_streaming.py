@@ -54,6 +54,7 @@ def test_first_start_makes_everything_and_a_clean_stop_confirms_it(
         assert origin == (format_lsn(last.end_lsn),)
 
 
+@pytest.mark.long
 def test_the_shape_of_a_table_is_published_once_and_again_when_it_changes(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
@@ -262,6 +263,7 @@ def test_messages_that_nobody_wants_are_skipped(
     assert {*contents} == {"", base64.b64encode(b"a" * 9).decode()}
 
 
+@pytest.mark.long
 def test_many_sessions_leave_no_threads_or_descriptors(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -130,6 +130,7 @@ def test_events_pass_through_tls_as_a_principal_with_the_documented_acls(
     bridge.assert_kafka_equals(secured.conninfo(), "t")
 
 
+@pytest.mark.long
 def test_secrets_come_from_the_environment_and_a_password_file(
     secured: Secured,
     new_bridge: NewBridge,

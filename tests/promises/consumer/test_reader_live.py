@@ -85,6 +85,7 @@ def test_a_transaction_of_50000_rows_in_one_partition_comes_whole(
     assert ids(beginning.read(patient(60))) == [2]
 
 
+@pytest.mark.long
 def test_a_large_transaction_over_several_partitions_comes_whole(
     publisher: Publisher, beginning: Transactions
 ) -> None:
@@ -275,6 +276,7 @@ def test_values_of_a_schema_registry_are_refused_by_name(
         forget(kafka, transaction_topic(publisher.prefix))
 
 
+@pytest.mark.long
 def test_what_ends_a_read_ends_the_reader(
     kafka: Broker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_wrong_body_is_refused_in_one_line(body: Any, said: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_repoint_sends_the_bridge_to_the_new_primary_and_sees_its_marker_in_kafka(
     new_pair: NewPair, kafka: Broker, topic_prefix: str, tmp_path: Path
 ) -> None:

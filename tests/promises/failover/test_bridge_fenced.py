@@ -37,6 +37,7 @@ def bridge(trio: Trio, kafka: Broker, topic_prefix: str, tmp_path: Path) -> Iter
     made.end()
 
 
+@pytest.mark.long
 def test_heartbeats_that_meet_the_fence_do_not_keep_a_switchover_from_its_end(
     trio: Trio, bridge: Bridge, local_bed: Bed, tmp_path: Path
 ) -> None:

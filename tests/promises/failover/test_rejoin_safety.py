@@ -93,6 +93,7 @@ def old(local_trio: NewTrio, local_bed: Bed, tmp_path: Path) -> Old:
     return Old(trio, local_bed, tmp_path)
 
 
+@pytest.mark.long
 def test_a_role_without_the_rights_is_refused_before_anything_is_touched(old: Old) -> None:
     role = make_roles(old.a, old.trio.dbname, publication="p").failover
     tell(old.a, "SELECT pg_switch_wal()")

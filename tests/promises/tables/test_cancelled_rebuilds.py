@@ -51,6 +51,7 @@ def assert_as_it_was(pipeline: Pipeline, damaged: list[tuple[Any, ...]]) -> None
     require_done(pipeline)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parts", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_cancelled_rebuild_leaves_the_table_as_it_is(pipeline: Pipeline, parts: int) -> None:
     load(pipeline, 5)

@@ -108,6 +108,7 @@ def command_lines(of: Path) -> list[str]:
     return [line for line in found if "SparkSubmit" in line and str(of) in line]
 
 
+@pytest.mark.long
 def test_verify_answers_by_its_exit_code_and_shows_no_secret(
     config: Path, pair: Provider, fresh_database: str
 ) -> None:

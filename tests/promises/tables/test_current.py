@@ -105,6 +105,7 @@ def test_without_the_ledger_the_tables_tell_what_they_have(pipeline: Pipeline) -
     assert pipeline.snapshots("items") == written + 1, "it was read too: nothing told what it lacks"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tables", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_epoch_that_some_tables_have_is_made_again_for_the_others(
     new_pipeline: NewPipeline, tables: int, monkeypatch: pytest.MonkeyPatch
@@ -388,6 +389,7 @@ def test_any_cut_leads_to_the_same_rows(
     assert rows(pipeline) == [tuple(row.values()) for _, row in sorted(truth.items())]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "epoch_each",
     [pytest.param(True, marks=pytest.mark.long), False],

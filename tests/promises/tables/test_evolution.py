@@ -58,6 +58,7 @@ def test_columns_come_go_widen_and_are_renamed_in_one_go(new_pipeline: NewPipeli
     assert [*rows(pipeline)[0]] == ["id", "title"]
 
 
+@pytest.mark.long
 def test_a_dropped_column_is_kept_and_one_of_its_name_is_another(pipeline: Pipeline) -> None:
     start(pipeline)
     narrow = table({"id": ("int4", -1), "name": ("text", -1)})
@@ -173,6 +174,7 @@ def test_a_name_that_iceberg_needs_is_refused_until_it_is_renamed(
     assert [row["renamed"] for row in rows(renaming)] == ["x"]
 
 
+@pytest.mark.long
 def test_another_key_is_refused(pipeline: Pipeline) -> None:
     start(pipeline)
     other = SourceTable("items", BEFORE, key=("id", "n"), oid=1)

@@ -186,6 +186,7 @@ def test_a_comparison_that_judged_nothing_is_not_judged(
     assert json.loads(done.stdout) == {"equal": False, "source_not_judged": "", "tables": []}
 
 
+@pytest.mark.long
 def test_a_comparison_as_of_an_lsn_gives_the_events_back(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ONE)
     insert(pipeline, ONE, 1, 2)

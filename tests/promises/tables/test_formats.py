@@ -174,6 +174,7 @@ def read_again(pipeline: Pipeline) -> None:
     assert not pipeline.runner.states["public.large"].rebuild
 
 
+@pytest.mark.long
 def test_a_topic_has_records_of_several_formats_and_schemas(
     followed: Followed, schemas: Registry
 ) -> None:

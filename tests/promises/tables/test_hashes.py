@@ -49,6 +49,7 @@ def test_a_bucket_is_of_columns_whose_text_is_the_same_on_both_sides() -> None:
     assert hashes.buckets_of(100, [array], ()) == (128, (0,), False)
 
 
+@pytest.mark.long
 def test_both_engines_hash_alike(
     pair: Provider,
     fresh_database: str,

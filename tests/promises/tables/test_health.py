@@ -108,6 +108,7 @@ def watched(
     pipeline.spark.conf.unset(IDLE_TOLD_MS)
 
 
+@pytest.mark.long
 def test_a_query_that_hangs_is_told_from_an_epoch_that_works(
     watched: tuple[Pipeline, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def insert(pipeline: Pipeline, table: SourceTable, *numbers: int) -> None:
             t.insert(table, dict.fromkeys(table.columns, number))
 
 
+@pytest.mark.long
 def test_tables_appear_while_it_runs_and_a_restart_goes_on(
     pipeline: Pipeline, running: Running
 ) -> None:
@@ -186,6 +187,7 @@ def test_only_the_configured_tables_and_a_refused_record_ends_it(new_pipeline: N
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_it_stops_between_two_batches_under_load(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ONE)
     for start in range(0, 2000, 25):

@@ -97,6 +97,7 @@ def test_a_changelog_has_every_event_once(new_pipeline: NewPipeline) -> None:
     assert [tuple(row) for row in pipeline.rows("log")] == [("x",)]
 
 
+@pytest.mark.long
 def test_columns_are_chosen_and_renamed_and_tables_partitioned_and_sorted(
     new_pipeline: NewPipeline,
 ) -> None:

@@ -52,6 +52,7 @@ def test_unchanged_values_and_truncates(pipeline: Pipeline) -> None:
     assert rows(pipeline) == [(10, "a", "b")]
 
 
+@pytest.mark.long
 def test_rows_change_places_in_one_step(pipeline: Pipeline) -> None:
     filled(pipeline)
     publisher = pipeline.publisher

@@ -112,6 +112,7 @@ def lose_last_transactions(pipeline: Pipeline) -> int:
     return pipeline.publisher.commit_lsn
 
 
+@pytest.mark.long
 def test_transactions_that_end_before_a_table_are_refused(new_pipeline: NewPipeline) -> None:
     """The topic has lost its last records: a cut before the table's LSN would repeat events."""
     pipeline = new_pipeline()

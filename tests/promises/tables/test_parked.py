@@ -331,6 +331,7 @@ def test_a_table_that_never_was_made_is_parked_and_made_later(pipeline: Pipeline
         list(operator.unpark(["public.other"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has", long_but("all", SEAMS))
 @pytest.mark.parametrize("returning", long_but(False, [False, True]))
 def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(

@@ -138,6 +138,7 @@ def audit(pipeline: Pipeline) -> list[TableAudit]:
         return Audit(pipeline.spark, pipeline.settings, stop=threading.Event()).run()
 
 
+@pytest.mark.long
 def test_each_plant_is_named_within_a_round(
     followed: tuple[Pipeline, str, Bridge], topic_prefix: str
 ) -> None:

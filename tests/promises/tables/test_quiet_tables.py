@@ -72,6 +72,7 @@ def test_quiet_tables_go_on_after_kafka_has_deleted_what_brought_them_nothing(
     assert last.commit_lsn == pipeline.publisher.commit_lsn
 
 
+@pytest.mark.long
 def test_a_stop_for_longer_than_retention_stays_an_error(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def operator(pipeline: Pipeline) -> Operator:
     return Operator(pipeline.spark, pipeline.settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restart", long_but(True, [False, True]))
 @pytest.mark.parametrize("remedy", long_but("rebuild", ["rebuild", "roll forward"]))
 def test_a_table_that_was_rolled_back_is_parked_until_it_is_whole(

@@ -269,6 +269,7 @@ def forget_the_rule(pipeline: Pipeline) -> None:
     table.updateProperties().remove(catalog.RULE).remove(catalog.KEPT).commit()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recorded", "now", "key"),
     [

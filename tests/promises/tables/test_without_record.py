@@ -200,6 +200,7 @@ def test_the_way_on_leads_on_where_a_table_was_quiet_or_its_topic_has_lost_its_b
     assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
 
 
+@pytest.mark.long
 def test_without_a_record_and_transactions_nothing_is_done_until_the_next_one(
     new_pipeline: NewPipeline,
 ) -> None:

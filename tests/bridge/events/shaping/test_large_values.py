@@ -45,7 +45,7 @@ THERE = "file:///there"
 ID, OTHER = "8a4c7d52-3f0e-4b76-9a41-0d5ce2b81f93", "e1907b3c-62d8-4f25-8c1a-b7f40396ad5e"
 """Names of tests: each worker of pytest must find the same."""
 SETTINGS = ClaimCheckSettings(
-    uri="file:///nowhere", deadline_ms=patient_ms(300), memory_bytes_max=2**20
+    uri="file:///nowhere", deadline_ms=patient_ms(340), memory_bytes_max=2**20
 )
 
 

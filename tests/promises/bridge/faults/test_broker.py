@@ -128,6 +128,7 @@ def test_kafka_is_far_away_when_the_bridge_starts(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_a_stop_does_not_wait_for_a_broker_that_stands_still(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_slow_network_costs_no_session(
     assert bridge.sessions == 1, bridge.output
 
 
+@pytest.mark.long
 def test_no_server_within_the_deadline_is_an_exit_code_to_retry(
     conninfo: str, load: Load, to_server: Proxy, new_bridge: NewBridge
 ) -> None:
@@ -74,6 +75,7 @@ def test_no_server_within_the_deadline_is_an_exit_code_to_retry(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.long
 def test_two_bridges_on_two_sides_of_a_partition(
     conninfo: str,
     load: Load,

@@ -85,6 +85,7 @@ def _sessions(connection: psycopg.Connection[tuple[object, ...]]) -> int:
     ).rowcount
 
 
+@pytest.mark.long
 def test_out_of_file_descriptors(conninfo: str, load: Load, new_bridge: NewBridge) -> None:
     """An exit code to retry, which frees those that are open."""
     bridge = new_bridge(conninfo, connect_deadline_ms=patient_ms(2_000)).start().streaming()

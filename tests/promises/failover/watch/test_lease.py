@@ -308,6 +308,7 @@ def test_only_who_may_lead_takes_the_lock_and_lets_go_of_it_else(
         second.close()
 
 
+@pytest.mark.long
 def test_a_leader_that_loses_the_lease_between_two_steps_does_not_go_on(
     local_trio: NewTrio, server: ApiServer, api: LeaseApi, tmp_path: Path
 ) -> None:

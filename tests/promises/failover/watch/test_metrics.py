@@ -4,6 +4,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from services.failover.execute.journal import DONE, Entry
 from services.failover.model.view import View
 from services.failover.watch.snapshot import Snapshot
@@ -79,6 +81,7 @@ def test_the_lag_of_an_idle_standby_is_none_and_a_dropped_slot_has_no_series() -
     assert not [name for name in found if "slotfailover_slot_" in name]
 
 
+@pytest.mark.long
 def test_a_fence_and_an_unfinished_run_are_told_until_they_end(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:
