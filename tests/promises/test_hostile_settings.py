@@ -333,6 +333,6 @@ def test_a_database_of_another_encoding_is_published(
         bridge.caught_up(conninfo)
     assert bridge.stop() == 0, bridge.output
     assert bridge.start().streaming(conninfo).stop() == 0, bridge.output
-    assert [one["after"]["note"] for one in bridge.events("t")] == ["中", "文"]
+    assert sorted(one["after"]["note"] for one in bridge.events("t")) == ["中", "文"]
     assert [one["after"]["note"] for one in bridge.events("bare")] == ["中"]
     databases.remove(pair.primary, dbname, keep_origins=known)
