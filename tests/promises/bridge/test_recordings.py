@@ -165,6 +165,7 @@ def _flip_every_bit(step: Step) -> None:
         damaged[position // 8] ^= 1 << position % 8
 
 
+@pytest.mark.long
 def test_the_recording_is_what_the_server_sends_today(
     pair: Provider, fresh_database: str, topic_prefix: str
 ) -> None:
