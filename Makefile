@@ -35,7 +35,7 @@ ON_SERVERS = CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST)
 test: $(READY) ## one test of each promise on real PostgreSQL, Kafka and Spark, and all quick tests
 	@$(ON_SERVERS) --randomly-seed=1 -m "not long" $(PYTEST_OPTIONS)
 
-# In another order and with other random data each time. A shard takes less than 25 minutes on two processors.
+# In another order and with other random data each time.
 test-long: $(READY) ## all tests: each kill, fault and case, in any order (SHARD=2/6: a sixth of them)
 	@$(ON_SERVERS) --shard $(or $(SHARD),1/1) $(PYTEST_OPTIONS)
 

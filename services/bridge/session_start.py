@@ -251,9 +251,7 @@ class _Opening:
         self._resources.callback(group_commit.close)
         newer_primary = NewerPrimary(self._source, primary.server)
         self._resources.callback(newer_primary.close)
-        liveness = Liveness(
-            *(primary, ledger, standby_status, heartbeat, group_commit), newer_primary
-        )
+        liveness = Liveness(primary, ledger, standby_status, heartbeat, group_commit, newer_primary)
         if self._claim_checks is not None:
             self._claim_checks.while_waiting = liveness.commit_and_tick
         encoding = self._encoding(primary, topics, registry, timeline)
@@ -261,7 +259,8 @@ class _Opening:
         if self._settings.snapshot.mode != "never":
             owner = Owner(self._slot, timeline, start.end_lsn, agreed.seen.switch_points)
             if self._settings.snapshot.mode == "always":
-                owner = owner._replace(since_lsn=self._settings.rows_since_lsn or start.end_lsn)
+                since_lsn = self._settings.rows_since_lsn
+                owner = owner._replace(since_lsn=start.end_lsn if since_lsn is None else since_lsn)
             snapshot = self._open_snapshot(primary, topics, owner, encoding, group_commit, liveness)
         spool = self._open_spool(heartbeat)
         bytes_max = self._bridge.transaction_bytes_max

@@ -38,7 +38,7 @@ from services.bridge.snapshot.tables import (
 )
 from services.bridge.snapshot.visibility import Sight, parse_sight
 from services.bridge.source.replication_connection import cut_off_after
-from services.bridge.source.server_errors import READ_ROWS, connect_error, server_error
+from services.bridge.source.server_errors import connect_error, server_error
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server, read_server
@@ -179,7 +179,7 @@ class RowReader:
         if before is not None:
             within = self._blocks(shape, last, share.ranges * share.rows, before)
             condition = within.condition(before.sight)
-        with self._statement(READ_ROWS, shape.name):
+        with self._statement("read rows", shape.name):
             bounds = self._bounds(shape, last, share, within)
             ranges = [KeyRange(*pair) for pair in pairwise([last, *bounds, None])]
             rows_each = share.rows if within is None else rows_max
@@ -213,7 +213,7 @@ class RowReader:
             chunk_query(shape, KeyRange(last, None), where, rows_each + 1)
             for shape, last, where in tables
         ]
-        with self._statement(READ_ROWS, tables[0][0].name):
+        with self._statement("read rows", tables[0][0].name):
             found = self._range_reader.read_each(
                 self._rows, queries, rows_each=rows_each, bytes_each=bytes_each
             )

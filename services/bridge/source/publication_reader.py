@@ -17,7 +17,6 @@ from schemas.errors import SettingsError, SetupError
 from schemas.settings import SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.source.publication_drift import (
-    PublicationDifference,
     PublicationSeen,
     has_table,
     publication_differences,
@@ -130,11 +129,11 @@ def warn_of_differences(
     connection: Connection,
     source: SourceSettings,
     shaping: ShapingSettings,
-    told: set[PublicationDifference],
+    told: set[object],
 ) -> bool:
     """Log each difference between the publication and the settings; return True.
 
-    `told`: those that were there at the last call, which are not logged again. Ask it by
+    `told`: what the last call has logged, which is not logged again. Ask it by
     `without_waiting`, which returns None where the publication can't be read.
     """
     seen = read_publication(connection, source)
@@ -142,7 +141,7 @@ def warn_of_differences(
         return True
     before, now = {*told}, publication_differences(source, shaping, seen)
     told.clear()
-    told.update(now)
+    told.update(now, seen.unjudged)
     for one in (one for one in now if one not in before):
         logger.warning(
             "the publication differs from the settings",
@@ -152,6 +151,6 @@ def warn_of_differences(
             consequence=one.consequence,
             hint=one.change,
         )
-    for subject, why in () if before else seen.unjudged:
+    for subject, why in (one for one in seen.unjudged if one not in before):
         logger.info("not judged: the publication's row filter", table=subject, reason=why)
     return True

@@ -9,7 +9,6 @@ from typing import Final
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 
 READ_THE_STREAM: Final = "read the stream"
-READ_ROWS: Final = "read rows"
 
 
 class ServerFault(Retryable):
