@@ -47,9 +47,10 @@ POSTGRES = os.environ.get("SLOTBRIDGE_POSTGRES", "")
 """The version of all other servers; empty: the package's."""
 
 # A loaded machine must not fail a property for being slow; pytest-timeout ends what hangs.
-# `make test` tries the same examples for the same code (any constant in it may be one of them);
-# `make properties` draws new ones, and many more.
-settings.register_profile("suite", deadline=None, derandomize=True)
+# `make test` tries the same few examples for the same code (any constant in it may be one of them),
+# `make test-long` others at each run, and `make properties` many more.
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("long", deadline=None)
 settings.register_profile("new examples", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "suite")
 
@@ -67,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(shards.Sharding(config, shard))
+        settings.load_profile("long")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config))
         delete_left_behind()

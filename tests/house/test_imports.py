@@ -287,6 +287,7 @@ WITHOUT_SPARK = ("spark_consumers.command", "spark_consumers.epochs.metrics")
 """What the wheel without the extra `spark` can import: `--version`, `--help`, METRICS.md."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", WITHOUT_SPARK)
 def test_what_tells_of_slottables_needs_no_spark(module: str) -> None:
     hidden = "sys.modules.update(dict.fromkeys(('pyspark', 'py4j', 'pyarrow'), None))"
@@ -297,6 +298,7 @@ def test_what_tells_of_slottables_needs_no_spark(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_tests_of_other_services_need_no_spark() -> None:
     """`make pythons` runs them in an environment without it, for every Python."""
     own = ("spark_consumers", "promises/tables")

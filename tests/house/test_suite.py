@@ -73,6 +73,7 @@ def test_what_is_not_a_shard_is_refused(text: str) -> None:
         shards.parse(text)
 
 
+@pytest.mark.long
 def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").touch()
     (tmp_path / "conftest.py").write_text(

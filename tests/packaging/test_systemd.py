@@ -33,6 +33,7 @@ def test_unit_does_not_restart_after_an_operators_exit_code(unit: Path) -> None:
     assert service["Restart"] == "on-failure"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_the_command_line_is_one_that_the_program_takes(unit: Path, tmp_path: Path) -> None:
     program, *arguments = read(unit)["Service"]["ExecStart"].split()

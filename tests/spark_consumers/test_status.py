@@ -122,6 +122,7 @@ def test_a_run_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
         parsed_status("# another program\nup 1\n", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["run"], ["epochs"]])
 def test_without_the_extra_spark_the_error_names_it(tmp_path: Path, command: list[str]) -> None:
     """`status` does without it."""

@@ -26,6 +26,7 @@ def test_the_lock_has_the_roots_and_nothing_excluded(group: str) -> None:
     assert len({jar.filename for jar in locked}) == len(locked)
 
 
+@pytest.mark.slow
 def test_jars_are_had_once_and_by_several_at_a_time(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: jars.resolve("spark", cache=tmp_path), range(2))
@@ -66,11 +67,13 @@ def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert jars.cache_folder().is_relative_to(Path.home())
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_class_path() -> None:
     done = _run("spark", "--separator", ",")
     assert [Path(path) for path in done.stdout.strip().split(",")] == jars.resolve("spark")
 
 
+@pytest.mark.slow
 def test_the_command_names_an_unknown_group() -> None:
     done = _run("flink")
     assert done.returncode == ExitCode.PROGRAM_MISSING

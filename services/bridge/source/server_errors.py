@@ -124,7 +124,7 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
                 kind = ServerFault
             return kind(message, operation=operation, subject=subject, hint=hint, exit_code=code)
     if state.startswith(_WITH_VALUES) and state != "22023":  # of a setting, not of a value
-        message = "the server can't evaluate a value; its log has the message, with the value"
+        message = "a value or a function was refused; the server's log has the message"
     return SetupError(f"{message} (SQLSTATE {state})", operation=operation, subject=subject)
 
 

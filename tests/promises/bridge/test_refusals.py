@@ -52,6 +52,7 @@ def run(config: str, folder: Path, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -88,6 +89,7 @@ def test_wrong_settings(config: str, expected: str, tmp_path: Path) -> None:
     assert errors.count("error: ") == 1
 
 
+@pytest.mark.slow
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     config = "source: {conninfo: host=a}\nkafka: {bootstrap_servers: b, topic_prefix: p}"
     code, errors = run(config, tmp_path, SLOTBRIDGE_SOURCE__SLOT="Bad Slot")

@@ -104,6 +104,7 @@ def test_servers_that_do_not_answer_are_told_of_without_secrets(
     assert HUSH not in out + err + (journal.read_text() if journal.exists() else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN)
 def test_settings_that_are_wrong_are_told_of_without_secrets(case: str, tmp_path: Path) -> None:
     config = tmp_path / "settings.yaml"
