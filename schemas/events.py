@@ -250,7 +250,7 @@ class SettlingNote(Contract):
     """A note that the bridge is about to commit a transaction that hangs in these partitions.
 
     `record` covers what is to be committed; null: nothing does. Written before a marker can reach
-    it, and replaced by a tombstone after that (services/bridge/recovery/settling_notes.py). While
+    it, and replaced by a tombstone after that (services/bridge/hanging/notes.py). While
     it is there, the next start compares what the partitions show. For the bridge alone.
     """
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 
 def slotbridge() -> None:
-    """Run the command `slotbridge` (services/bridge)."""
+    """Run the command `slotbridge` (services/bridge, and services/adoption above it)."""
     with _importing():
-        from services.bridge.command import app
+        from services.adoption.command import app
     app()
 
 

@@ -23,6 +23,7 @@ _LONGEST_FIRST: Final = (
     "tests/torture/",
     "tests/promises/failover/",
     "tests/promises/bridge/",
+    "tests/promises/adoption/",
 )
 _OWN_SPARK: Final = tuple(
     f"{_SPARK}test_{name}.py" for name in ("drill", "cluster", "cluster_audit")

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.errors import ExitCode
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from services.demo import demonstration
 from services.demo.demonstration import Outcome
 

@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from schemas.events import Envelope
-from services.bridge.command import app as slotbridge
+from services.adoption.command import app as slotbridge
 from services.failover.cli.app import app as slotfailover
 from spark_consumers.command import app as slottables
 from tests.house.test_english import MODULES, texts

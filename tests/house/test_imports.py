@@ -17,7 +17,7 @@ PACKAGES = ("slotbridge", "schemas", "services", "spark_consumers", "benchmarks"
 ALLOWED = {
     "slotbridge": {"schemas", "services.kafka", "slotbridge"},
     "schemas": {"schemas"},
-    "services.start": {"services.bridge", "services.failover", "spark_consumers"},
+    "services.start": {"services.adoption", "services.failover", "spark_consumers"},
     "services.runtime": {"schemas"},
     "services.runtime.process": {"services.runtime.http_server"},
     "services.runtime.tracing": {"services.runtime.otlp"},
@@ -28,8 +28,12 @@ ALLOWED = {
         *("schemas", "services.runtime", "services.postgres", "services.kafka"),
         "services.bridge",
     },
-    "services.bridge.command": {"services.demo"},
-    "services.bridge.setup_commands": {"services.shipped"},
+    "services.bridge.cli.app": {"services.demo"},
+    "services.bridge.cli.setup": {"services.shipped"},
+    "services.adoption": {
+        *("schemas", "services.runtime", "services.postgres", "services.kafka"),
+        *("services.bridge", "services.adoption"),
+    },
     "services.failover": {
         *("schemas", "services.runtime", "services.postgres", "services.kafka"),
         "services.failover",
@@ -65,7 +69,7 @@ PURE = (
         f"services.bridge.source.{name}"
         for name in ("publication_drift", "server_errors", "server_requirements")
     ),
-    "services.bridge.stagnation",
+    "services.bridge.session.stagnation",
     *(
         f"services.bridge.doctor.{name}"
         for name in (
@@ -96,7 +100,7 @@ PURE = (
         for name in ("comparison", "plain_event", "repair_events", "scope")
     ),
     *(
-        f"services.bridge.adoption.{name}"
+        f"services.adoption.{name}"
         for name in (
             "connector",
             "translation",
@@ -185,24 +189,8 @@ LAYERS = {
     "services.bridge": (
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
-        *(("snapshot",), ("repair", "adoption")),
-        ("stagnation", "snapshot_bars", "session_settings"),
-        *(
-            *(
-                ("stopped_bridge", "start_checks"),
-                ("liveness",),
-                ("session",),
-                ("session_start",),
-                ("runner",),
-                ("wait_page",),
-            ),
-            (
-                *("control", "doctor", "publication", "status", "tail", "teardown"),
-                "setup_commands",
-                *("snapshot_command", "recover_command", "adopt_command"),
-            ),
-            ("command",),
-        ),
+        *(("snapshot", "hanging"), ("repair", "publication", "doctor", "status")),
+        *(("session",), ("cli",)),
     ),
     "services.failover": (
         *(("model",), ("checks",), ("observe",), ("plan",), ("execute",), ("drill", "watch")),

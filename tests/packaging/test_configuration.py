@@ -16,7 +16,7 @@ from schemas.example import SECTIONS
 from schemas.json_schema import all_models, settings_schema
 from schemas.reference import keys
 from schemas.settings import load_settings
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from services.failover.cli.app import app as failover
 from services.shipped import names, text
 from spark_consumers.command import app as tables

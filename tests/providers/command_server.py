@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["services.bridge.command"])
+_CONTEXT.set_forkserver_preload(["services.adoption.command"])
 
 
 class Loaded:
@@ -57,7 +57,7 @@ class Loaded:
 
 
 def _run(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
-    from services.bridge.command import app
+    from services.adoption.command import app
 
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(descriptor, 1)

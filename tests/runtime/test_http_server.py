@@ -15,8 +15,8 @@ import structlog
 
 from schemas.settings import SourceSettings, WatchSettings
 from schemas.tables import TablesSettings
-from services.bridge.control import Control
-from services.bridge.runner import Runner
+from services.bridge.session.control import Control
+from services.bridge.session.runner import Runner
 from services.failover.plan.request import Request as PlanRequest
 from services.failover.watch.loop import Watch
 from services.failover.watch.pause import Ordered, Pause

@@ -111,7 +111,7 @@ def _main(passages: Path) -> None:
         reach(name)
 
     vars(failpoints)["reach"] = counted  # before others import it
-    from services.bridge.command import app
+    from services.bridge.cli.app import app
     from services.bridge.transactions.streams import Streams
     from tests.torture.sabotage import commit
 

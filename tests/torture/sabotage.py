@@ -13,13 +13,13 @@ from confluent_kafka import KafkaException
 
 from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord
-from services.bridge import session_start
 from services.bridge.events.event import Event
 from services.bridge.pgoutput.messages import Begin
 from services.bridge.progress import consistency, ledger
 from services.bridge.progress.ledger import Ledger, Position
 from services.bridge.recovery import start_check
 from services.bridge.recovery.resume_record import Records
+from services.bridge.session import start as session_start
 from services.bridge.sink import options, transactional_producer
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.options import producer_options

@@ -2,7 +2,7 @@
 
 import sys
 
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from tests.torture.sabotage import commit
 
 if __name__ == "__main__":

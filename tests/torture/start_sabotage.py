@@ -5,15 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.events import ProgressRecord
+from services.bridge.hanging import decision, republish, transactions
+from services.bridge.hanging import notes as hanging_notes
 from services.bridge.progress import consistency
-from services.bridge.recovery import (
-    hanging_decision,
-    hanging_transactions,
-    republish,
-    settling_notes,
-    staged_transactions,
-    start_check,
-)
+from services.bridge.recovery import staged_transactions, start_check
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink import partition_ends, producer_pair
@@ -25,13 +20,13 @@ from tests.torture.mistakes import mistake, put
 
 @mistake("how to end what hangs is inverted", "markers lost")
 def _settled_wrongly() -> None:
-    decide = hanging_decision.how_to_end
+    decide = decision.how_to_end
 
-    def inverted(*arguments: Any, **options: Any) -> hanging_decision.Ending:
+    def inverted(*arguments: Any, **options: Any) -> decision.Ending:
         ending = decide(*arguments, **options)
         return ending._replace(commit=not ending.commit)
 
-    put(hanging_transactions, "how_to_end", inverted)
+    put(transactions, "how_to_end", inverted)
 
 
 @mistake("what hangs is left as it is", "markers lost")
@@ -47,17 +42,17 @@ def _not_noted() -> None:
     def nothing(*_arguments: Any) -> list[bytes]:
         return []
 
-    put(hanging_transactions, "write_note", nothing)
+    put(transactions, "write_note", nothing)
 
 
 @mistake("the record behind what hangs is no witness", "markers lost", drill="record behind")
 def _nothing_behind() -> None:
-    decide = hanging_decision.was_committed
+    decide = decision.was_committed
 
     def blind(*arguments: Any, **options: Any) -> bool:
         return decide(*arguments, **{**options, "behind": ()})
 
-    put(hanging_transactions, "was_committed", blind)
+    put(transactions, "was_committed", blind)
 
 
 @mistake("what was aborted meanwhile is not published again", "markers lost")
@@ -65,7 +60,7 @@ def _not_again() -> None:
     def forget(
         topics: Any, _producer: Any, _slot: str, notes: Any, while_waiting: Any, _judge: Any
     ) -> None:
-        settling_notes.clear(topics, notes, while_waiting)
+        hanging_notes.clear(topics, notes, while_waiting)
 
     put(republish, "_finish", forget)
 

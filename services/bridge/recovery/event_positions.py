@@ -15,7 +15,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from schemas import wire
 from schemas.errors import OperatorNeeded
-from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, own_topics, prepared_topic
+from schemas.events import (
+    SETTLED_KEY,
+    SETTLING_KEY_PREFIX,
+    PreparedKey,
+    ProgressRecord,
+    own_topics,
+    prepared_topic,
+)
 from schemas.shaping import POSITION, field_name
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.transactions.staging import DECIDED_AT
@@ -216,3 +223,8 @@ def position_of_removal(headers: AnyHeaders) -> EventPosition | None:
 def is_settling(key: bytes | str | None, value: bytes | str | None) -> bool:
     """Tell whether a record only ends a transaction that hung, of whichever bridge."""
     return value is None and key in (SETTLED_KEY, NO_STAGING_KEY)
+
+
+def is_note(key: bytes | str | None) -> bool:
+    """Tell whether a key of the progress topic is a note's, of any slot."""
+    return isinstance(key, bytes) and key.startswith(SETTLING_KEY_PREFIX)

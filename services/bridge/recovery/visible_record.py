@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from schemas.events import ProgressRecord, progress_topic
-from services.bridge.recovery.settling_notes import is_note
+from services.bridge.recovery.event_positions import is_note
 from services.bridge.sink.topics import Topics
 from services.kafka.records import READ_DEADLINE_S, parse_record
 

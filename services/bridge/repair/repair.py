@@ -31,12 +31,12 @@ from schemas.settings import Settings, require
 from services.bridge.events.event import Event
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
+from services.bridge.hanging.republish import settle_all
+from services.bridge.hanging.transactions import require_told, shown
 from services.bridge.progress.consistency import Witnesses, reached
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.accept_divergence import lost_staging
-from services.bridge.recovery.hanging_transactions import require_told, shown
 from services.bridge.recovery.placement import placement_of
-from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.repair.baseline import Baseline

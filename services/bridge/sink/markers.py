@@ -1,6 +1,6 @@
 """Asks partitions' leaders whether a transaction's commit or abort markers have arrived.
 
-A producer must not write again where its last transaction hangs (`hanging_transactions`): the abort
+A producer must not write again where its last transaction hangs (`hanging`): the abort
 of what it writes there would take that along. So its next transaction begins only once every
 partition's last stable offset is at or beyond where its records end. Nothing else is evidence: no
 error need come to the client of a broker that was lost, and of a leader that was none for a moment.

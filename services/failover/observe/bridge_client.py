@@ -1,7 +1,8 @@
 """The bridge, as far as the failover manager deals with it: its slot, its control call, its topics.
 
-The control call (services.bridge.control) sends it to the new primary's host. That it came is seen
-in the database; with the section `kafka`, also in Kafka: the marker message itself is looked for.
+The control call (services.bridge.session.control) sends it to the new primary's host. That it came
+is seen in the database; with the section `kafka`, also in Kafka: the marker message itself is
+looked for.
 """
 
 import json

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from schemas.errors import ExitCode, SettingsError
 from schemas.shaping import ShapingSettings
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from services.bridge.events.leaf_identities import hidden_by, hiding, leaf_identities
 from services.bridge.events.sent_relations import SentRelations
 from services.bridge.events.shaping.tables import Shaping

@@ -21,9 +21,9 @@ from services.bridge.recovery.placement import (
     spreads_keyless,
     with_keyless_spread,
 )
+from services.bridge.session.start_checks import gathered
 from services.bridge.sink.partition_ends import grown
 from services.bridge.snapshot.tables import PLACE, TableShape
-from services.bridge.start_checks import gathered
 from tests.promises.bridge.conftest import NewBridge
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually, patient

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from schemas.errors import ExitCode
 from schemas.shaping import ShapingSettings
 from schemas.source import SourceSettings
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from services.bridge.source.publication_drift import (
     NAMES,
     PublicationDifference,

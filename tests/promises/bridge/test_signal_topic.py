@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from schemas.errors import ExitCode, Retryable
 from schemas.settings import KafkaSettings, Settings
 from schemas.snapshot import SignalPosition, SnapshotRequest, SnapshotSettings
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from services.bridge.failpoints import OF_A_SIGNAL, VARIABLE
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.progress import request_of

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from schemas.errors import ExitCode
 from schemas.snapshot import SnapshotSettings
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from services.bridge.failpoints import VARIABLE
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.reading import read_committed

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from schemas.errors import ExitCode, SetupError
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from services.bridge.failpoints import VARIABLE
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.row_reader import NotNow

@@ -15,8 +15,8 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from schemas.settings import BridgeSettings, Settings, SourceSettings
 from schemas.snapshot import SnapshotSettings
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
-from services.bridge.runner import Runner
-from services.bridge.session_settings import SessionSettings
+from services.bridge.session.runner import Runner
+from services.bridge.session.settings import SessionSettings
 from services.bridge.snapshot.progress import plan
 from tests.bridge.snapshot.test_progress import OWNER, SHAPING, planned, progress, shape
 from tests.promises.bridge.conftest import NewBridge

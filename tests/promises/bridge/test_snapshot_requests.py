@@ -13,7 +13,7 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.settings import Settings
 from schemas.shaping import ShapingSettings
 from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.snapshot.progress import (

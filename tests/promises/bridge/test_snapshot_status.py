@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.snapshot import SnapshotProgress
-from services.bridge import snapshot_command
-from services.bridge.command import app
+from services.bridge.cli import snapshot as snapshot_command
+from services.bridge.cli.app import app
+from services.bridge.cli.snapshot_bars import Bars
 from services.bridge.failpoints import VARIABLE
 from services.bridge.snapshot.progress import Known
-from services.bridge.snapshot_bars import Bars
 from tests.bridge.snapshot.test_progress import progress, shape
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.snapshots import INITIAL, await_chunks, done, fill, hasten, rows_a_second

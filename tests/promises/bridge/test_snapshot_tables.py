@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.errors import ExitCode
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.consumer_folds import fold
 from tests.promises.bridge.oracle import assert_rebuilt

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
 from schemas.errors import ExitCode, Retryable
-from services.bridge import teardown as bridge_teardown
+from services.bridge.cli import teardown as bridge_teardown
 from services.testbed.pair import set_parameter
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.running import Bridge

@@ -200,7 +200,7 @@ def test_a_missing_package_is_named(outcomes: Counter, monkeypatch: pytest.Monke
 
 
 def test_opentelemetry_is_not_imported_while_tracing_is_off() -> None:
-    program = "import services.bridge.command, services.bridge.session_start;"
+    program = "import services.bridge.cli.app, services.bridge.session.start;"
     program += "import spark_consumers.command, sys;"
     program += "print([name for name in sys.modules if 'opentelemetry' in name])"
     done = subprocess.run(

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from schemas.errors import SettingsError
 from schemas.settings import SourceSettings
-from services.bridge.control import source_at
+from services.bridge.session.control import source_at
 from services.failover.model.conninfo import Address, at_any
 from tests.conftest import NewPair
 from tests.promises.bridge.running import Bridge

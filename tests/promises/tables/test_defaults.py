@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.schema_events import SchemaEvent
-from services.bridge.command import app
+from services.bridge.cli.app import app
 from spark_consumers.audit.audit import Audit
 from spark_consumers.verify.as_of import verify_as_of
 from spark_consumers.verify.comparison import verify_tables

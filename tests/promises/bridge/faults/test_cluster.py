@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
-from services.bridge.recovery.hanging_transactions import require_told
+from services.bridge.hanging.transactions import require_told
 from services.bridge.sink import partition_ends
 from services.bridge.sink.leader_epochs import cut_off
 from services.bridge.sink.markers import MarkerCheck

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from schemas.errors import ExitCode
 from schemas.settings import KafkaSettings
 from services.bridge.failpoints import VARIABLE
-from services.bridge.recovery import hanging_transactions
+from services.bridge.hanging import transactions as hanging_transactions
 from services.bridge.sink.topics import Topics
 from services.testbed.kafka import KafkaBroker
 from services.testbed.pair import set_parameter
