@@ -125,6 +125,25 @@ def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, partition, 0) for partition in metadata.partitions]
 
 
+def _written_ends(
+    admin: AdminClient, partitions: Sequence[TopicPartition], deadline: float
+) -> dict[TopicPartition, int]:
+    """Return the offset after the last record of each partition, decided or not.
+
+    A partition is without a leader for a moment when its broker stood still for its session.
+    """
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    while partitions:
+        asked = admin.list_offsets(dict.fromkeys(partitions, latest))
+        try:
+            return {one: end.result(_READ_TIMEOUT_S).offset for one, end in asked.items()}
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._NOENT or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    return {}
+
+
 def _decided_ends(
     consumer: Consumer,
     bootstrap_servers: str,
@@ -137,12 +156,9 @@ def _decided_ends(
     before this call is waited for, but not for ever: it may belong to a transaction that hangs.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = admin.list_offsets(dict.fromkeys(partitions, latest)) if partitions else {}
     deadline = time.monotonic() + decided_s
     found = {}
-    for partition, written in asked.items():
-        end = written.result(_READ_TIMEOUT_S).offset
+    for partition, end in _written_ends(admin, partitions, deadline).items():
         while (
             stable := consumer.get_watermark_offsets(partition, timeout=_READ_TIMEOUT_S)[1]
         ) < end:

@@ -26,6 +26,7 @@ from services.failover.observe.client_sessions import (
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.replication import read_replication
 from services.failover.observe.server_link import LOCK_SHARE, Unreachable, parse_conninfo
+from services.failover.plan.steps.fencing import in_words
 from services.failover.plan.steps.step import SEEN_TO_THE_END, Action, Step
 from services.failover.plan.steps.topology import upstream_of
 from services.postgres.server import Connection, read_server, setting
@@ -88,10 +89,12 @@ def perform(
         if step.action not in SEEN_TO_THE_END:
             interruption.check()
         view = cluster.observe()
-        confirmed = step.holds(view) and _confirmed(step, view, lsn)
-        if confirmed and _published(step, cluster, before):
+        holds, late = step.holds(view), unconfirmed(step, view, lsn)
+        if holds and not late and _published(step, cluster, before):
             break
-        progress = "the marker is not in Kafka" if confirmed else step.progress(view)
+        progress = (
+            step.progress(view) if not holds else in_words(late) or "the marker is not in Kafka"
+        )
         now = time.monotonic()
         if now > deadline:
             raise _late(step, deadline_s, progress)
@@ -298,11 +301,14 @@ def _send_markers(step: Step, cluster: Cluster) -> int:
     return link.ask(read_replication).written_lsn or 0
 
 
-def _confirmed(step: Step, view: View, lsn: int) -> bool:
-    """Tell whether the consumers of the step's slots have what was written with the marker."""
-    state = view.node(step.server).state if lsn else None
-    found = [state.slot(name) if state is not None else None for name in step.slots if lsn]
-    return all(slot is not None and (slot.confirmed_flush_lsn or 0) >= lsn for slot in found)
+def unconfirmed(step: Step, view: View, lsn: int) -> tuple[tuple[str, int], ...]:
+    """Return the step's slots that are not confirmed past the marker at `lsn`, and their lag."""
+    state = view.node(step.server).state
+    slots = {name: state.slot(name) if state is not None else None for name in step.slots}
+    confirmed = {
+        name: (slot.confirmed_flush_lsn or 0) if slot else 0 for name, slot in slots.items()
+    }
+    return tuple((name, lsn - position) for name, position in confirmed.items() if position < lsn)
 
 
 def _published(step: Step, cluster: Cluster, since: int) -> bool:
@@ -359,7 +365,7 @@ def _run_together(connection: Connection, sql: tuple[str, ...]) -> None:
 def _late(step: Step, deadline_s: float, progress: str) -> Retryable:
     detail = f" ({progress})" if progress else ""
     whose = "the bridge" if step.action is Action.BRIDGE else step.server
-    whose = f"each consumer that is behind ({', '.join(step.slots)})" if step.slots else whose
+    whose = "each consumer that is behind" if step.slots else whose
     return Retryable(
         f"not reached after {abs(deadline_s):.0f} s: {step.after}{detail}",
         operation=step.text,

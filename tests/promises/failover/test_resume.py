@@ -230,7 +230,7 @@ def test_a_consumer_that_does_not_drain_lets_the_switchover_be_taken_back(
             write(trio.primary, trio.dbname, 1)
             ran = slotfailover("switchover", "--config", config, "--yes", "--to", "b")
         assert ran.code == 13
-        assert "read the log of each consumer that is behind (s1)" in ran.err
+        assert "read the log of each consumer that is behind" in ran.err
         assert "it was taken back, a goes on" in ran.err
         assert "Now a is the primary; b is a standby" in ran.err
     write(trio.primary, trio.dbname, 101)

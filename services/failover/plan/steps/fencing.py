@@ -98,7 +98,9 @@ def settle(old: Node, new: Node, slots: tuple[str, ...], bytes_max: int) -> Step
         shown=sql,
         sql=sql,
         slots=slots,
-        progress=lambda view: _told(behind(view, old, new, slots, written(view, old))),
+        progress=lambda view: in_words(
+            behind(view, old, new, slots, written(view, old) - bytes_max)
+        ),
     )
 
 
@@ -154,7 +156,7 @@ def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
         holds=lambda view: behind(view, old, new, slots, lsn) == (),
         lsn=lsn,
         slots=slots,
-        progress=lambda view: _told(behind(view, old, new, slots, lsn)),
+        progress=lambda view: in_words(behind(view, old, new, slots, lsn)),
     )
 
 
@@ -229,7 +231,8 @@ def behind(
     return tuple((name, lsn - position) for name, position in reached.items() if position < lsn)
 
 
-def _told(lags: tuple[tuple[str, int], ...]) -> str:
+def in_words(lags: tuple[tuple[str, int], ...]) -> str:
+    """Return who lacks how many bytes, as an operator reads it."""
     return ", ".join(f"{name} {size} bytes behind" for name, size in lags)
 
 
