@@ -53,6 +53,7 @@ def test_a_killed_server_restarts_on_its_port_with_its_data(new_pair: NewPair) -
         assert connection.execute("SHOW max_connections").fetchone() == ("30",)
 
 
+@pytest.mark.long
 def test_the_subscriber_replicates_from_the_pair(
     pair: Provider, subscriber: Server, fresh_database: str, fresh_subscriber_database: str
 ) -> None:

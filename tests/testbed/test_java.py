@@ -12,6 +12,7 @@ from tests.providers.waiting import patient
 pytestmark = pytest.mark.usefixtures("servers")
 
 
+@pytest.mark.long
 def test_the_packaged_java_runs_kafkas_storage_tool_with_sparks_flag() -> None:
     home = java.packaged_java_home()
     done = subprocess.run(

@@ -11,6 +11,7 @@ from tests.promises.bridge.conftest import NewBridge
 from tests.providers.interface import Provider
 
 
+@pytest.mark.long
 def test_masked_and_partitioned(pair: Provider, fresh_database: str, new_bridge: NewBridge) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
     shaping: dict[str, Any] = {

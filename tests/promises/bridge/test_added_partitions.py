@@ -22,6 +22,7 @@ from tests.providers.waiting import eventually, patient
 OPTIONS = {"topic.metadata.refresh.interval.ms": 200}
 
 
+@pytest.mark.long
 def test_a_truncate_reaches_them(
     pair: Provider, fresh_database: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:

@@ -148,6 +148,7 @@ def test_the_tables_read_binary_ones_alone() -> None:
     assert "binary" in raised.value.hint
 
 
+@pytest.mark.long
 def test_kafkas_records_are_read_by_the_sdk_in_both_modes(
     pair: Provider, fresh_database: str, kafka: Broker, new_bridge: NewBridge, topic_prefix: str
 ) -> None:

@@ -376,6 +376,7 @@ def test_a_change_that_a_partition_hides_is_refused(
     assert sorted(event["op"] for event in bridge.events("t")) == ["c", "c", "c", "u"]
 
 
+@pytest.mark.long
 def test_a_partition_that_is_detached_after_a_refusal_is_refused_again(
     partly_hidden: tuple[str, psycopg.Connection[Any]], new_bridge: NewBridge
 ) -> None:

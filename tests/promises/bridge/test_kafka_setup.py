@@ -154,6 +154,7 @@ def test_a_progress_topic_that_forgets_is_refused(
     assert f"--entity-name {bridge.prefix}.progress --add-config cleanup.policy=compact" in last
 
 
+@pytest.mark.long
 def test_more_replicas_than_brokers_is_a_wrong_setting(
     conninfo: str, new_bridge: NewBridge
 ) -> None:

@@ -19,6 +19,7 @@ from tests.providers.interface import Broker
 TOPICS = 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("careful", "size"), [(True, 10), (False, 400_000)])
 def test_topics_made_while_running_lose_nothing(
     kafka: Broker, topic_prefix: str, careful: bool, size: int

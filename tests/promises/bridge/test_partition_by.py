@@ -301,6 +301,7 @@ def partitions_of(bridge: Bridge, table: str) -> list[tuple[int, bytes | None, A
 SETTINGS = {"partition_by": {"public.t": ["tenant"], "public.log": "row"}}
 
 
+@pytest.mark.long
 def test_partitions_through_a_running_bridge(
     pair: Provider, fresh_database: str, kafka: Broker, new_bridge: NewBridge
 ) -> None:

@@ -158,6 +158,7 @@ def differing(bridge: Bridge) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in told}
 
 
+@pytest.mark.long
 def test_each_difference_is_found_and_gone_after_its_own_remedy(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -50,6 +50,7 @@ def test_waiting_ends_with_bytes_a_time_out_or_the_end_of_the_connection(lowest:
             wait_readable([number], 60.0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("many_descriptors")
 def test_the_replication_socket_may_have_any_number(pair: Provider, fresh_database: str) -> None:
     conninfo = pair.primary.conninfo(fresh_database)

@@ -231,6 +231,7 @@ def test_two_phase_needs_18(oldest_pair: Provider) -> None:
     assert old.value.exit_code is ExitCode.SERVER_VERSION
 
 
+@pytest.mark.long
 def test_a_live_server_without_logical_wal(new_pair: NewPair, new_bridge: NewBridge) -> None:
     trio = new_pair(settings={"wal_level": "replica", "sync_replication_slots": "off"})
     bridge = new_bridge(trio.primary.conninfo(trio.dbname), **QUICK).start()

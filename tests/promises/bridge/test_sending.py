@@ -111,6 +111,7 @@ def test_headers_beyond_what_goes_straight_are_left(twin: str, unconnected: Prod
     unconnected.poll(0)
 
 
+@pytest.mark.long
 def test_consumers_read_the_records_that_were_sent(
     twin: str, kafka: Broker, topic_prefix: str
 ) -> None:

@@ -226,6 +226,7 @@ def test_changes_that_replication_brought_are_left_out(
     assert sorted(e["after"]["id"] for e in bridge.events("t")) == [*range(1, 20, 2), 100]
 
 
+@pytest.mark.long
 def test_settings_changed_in_the_middle_of_a_large_transaction(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -64,6 +64,7 @@ def end_sessions(connection: Connection) -> None:
     )
 
 
+@pytest.mark.long
 def test_all_that_has_an_xid_must_have_ended_before_rows_are_read(
     make: Make, pair: Provider, fresh_database: str
 ) -> None:
@@ -152,6 +153,7 @@ def test_another_server_is_not_read_from(make: Make) -> None:
         make(system_identifier="1")
 
 
+@pytest.mark.long
 def test_rows_that_are_not_wanted_are_looked_at_and_counted(
     make: Make, connection: Connection
 ) -> None:
@@ -308,6 +310,7 @@ def test_fewer_workers_read_where_the_server_lets_no_more_in(
             eventually(read, what=f"{expected} connections are there")
 
 
+@pytest.mark.long
 def test_a_key_whose_type_the_role_may_not_use_is_denied(
     connection: Connection, make: Make, fresh_database: str
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_snapshot_is_not_finished_between_two_tables(
     assert bridge.stop() == 0, bridge.output
 
 
+@pytest.mark.long
 def test_status_is_shown_while_rows_are_read_and_after(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

@@ -84,6 +84,7 @@ def test_the_shape_of_a_table_is_published_once_and_again_when_it_changes(
     ]
 
 
+@pytest.mark.long
 def test_truncate_reaches_every_partition(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

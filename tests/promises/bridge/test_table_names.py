@@ -35,6 +35,7 @@ def opened(topics: Topics, cluster: str = "1", *, make: bool = False) -> TableNa
     return found
 
 
+@pytest.mark.long
 def test_names_are_found_again_until_their_tables_are_gone(topics: Topics) -> None:
     assert not opened(topics).noted
     names = opened(topics, make=True)

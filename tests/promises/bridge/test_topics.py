@@ -137,6 +137,7 @@ def test_written_are_the_topics_of_settings_and_of_the_prefix_but_no_other_bridg
     assert ("messages-x", 0) not in topics.event_partitions(), "others may have the same"
 
 
+@pytest.mark.long
 def test_topics_are_made_as_the_first_pattern_says(kafka: Broker, topic_prefix: str) -> None:
     settings = KafkaSettings.model_validate(
         {

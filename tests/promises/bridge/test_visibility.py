@@ -60,6 +60,7 @@ def test_a_prepared_transaction_is_waited_for(pair: Provider, fresh_database: st
         assert waits
 
 
+@pytest.mark.long
 def test_decoded_before_its_commit_is_seen(new_pair: NewPair, new_bridge: NewBridge) -> None:
     """The commit waits for a standby that has it but does not apply it: the bridge is first."""
     trio = new_pair()

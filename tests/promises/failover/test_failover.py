@@ -146,6 +146,7 @@ def test_a_slot_that_is_not_ready_refuses_until_its_loss_is_accepted(
     assert ask(trio.subscriber, enabled) == ["s1", "s2"]
 
 
+@pytest.mark.long
 def test_an_unreachable_subscriber_is_completed_by_another_run(
     new_pair: NewPair, tmp_path: Path
 ) -> None:

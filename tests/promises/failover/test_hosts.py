@@ -20,6 +20,7 @@ from tests.providers.waiting import eventually
 LED = "SELECT subconninfo FROM pg_subscription"
 
 
+@pytest.mark.long
 def test_lists_of_hosts_and_service_names_through_a_failover(
     new_pair: NewPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_an_unused_slot_in_the_standbys_list_keeps_nobody_waiting(
     await_equal(trio, trio.standby)
 
 
+@pytest.mark.long
 def test_synchronous_replication_is_restored_once_a_standby_is_back(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:

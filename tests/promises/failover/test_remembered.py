@@ -124,6 +124,7 @@ def test_a_repoint_that_was_killed_is_not_followed_by_one_to_the_old_primary(
     assert f"port={trio.standby.port}" in leads_to
 
 
+@pytest.mark.long
 def test_without_a_journal_file_the_subscription_itself_tells_whom_it_was_led_to(
     local_trio: NewTrio, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 import yaml
 
 from services.testbed.bed import Bed
@@ -14,6 +15,7 @@ from tests.providers.waiting import eventually
 OPERATIONS = Path(__file__).parents[3] / "docs" / "OPERATIONS.md"
 
 
+@pytest.mark.long
 def test_the_documented_base_backup_makes_a_sound_pair(local_bed: Bed, tmp_path: Path) -> None:
     line = re.search(r"^    pg_basebackup (.*)$", OPERATIONS.read_text("utf-8"), re.MULTILINE)
     assert line is not None

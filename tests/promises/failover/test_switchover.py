@@ -78,6 +78,7 @@ def test_switchover_there_and_back_again(
     assert ask(trio.standby, "SELECT pg_is_in_recovery()")
 
 
+@pytest.mark.long
 def test_nodes_by_unix_socket_and_by_ipv6(local_trio: NewTrio, tmp_path: Path) -> None:
     trio = local_trio(
         settings={"unix_socket_directories": "/tmp", "listen_addresses": "127.0.0.1,::1"}

@@ -93,6 +93,7 @@ def connect_as(server: Server, role: str, dbname: str = "postgres") -> Iterator[
         yield connection
 
 
+@pytest.mark.long
 def test_no_password_is_in_the_subscribers_log(new_pair: NewPair, tmp_path: Path) -> None:
     """Neither as a superuser nor as the role of sql/subscriber_roles.sql."""
     trio = new_pair()

@@ -101,6 +101,7 @@ def two_items(pipeline: Pipeline) -> Callable[[], None]:
     return show
 
 
+@pytest.mark.long
 def test_hidden_records_are_awaited_and_read_once(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def found(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, frame.select("op", "commit_lsn", "c0", "c1", "c2", "a2").collect()))
 
 
+@pytest.mark.long
 def test_a_value_that_is_the_placeholder_is_stored_where_the_bridge_names_it(
     spark: SparkSession,
 ) -> None:
@@ -69,6 +70,7 @@ def test_an_old_row_with_the_text_of_the_placeholder_is_kept_as_it_was(
     assert found(changes.parsed(given, [SHAPE])) == [("d", 9, 1, 9, UNAVAILABLE, True)]
 
 
+@pytest.mark.long
 def test_the_last_change_of_a_key_is_left(spark: SparkSession) -> None:
     given = events(
         spark,
@@ -136,6 +138,7 @@ def test_the_summary_tells_what_an_epoch_brings(spark: SparkSession) -> None:
     assert [row.commit_lsn for row in later.collect()] == [8]
 
 
+@pytest.mark.long
 def test_events_are_read_by_the_shape_they_were_written_with(spark: SparkSession) -> None:
     old = Shape.from_event(SourceTable("t", TABLE.columns).shape_event(0))
     columns = {"id": ("int8", -1), "m": ("int4", -1), "body": ("text", -1), "new": ("bool", -1)}

@@ -294,6 +294,7 @@ def test_an_update_of_a_table_without_a_key_is_refused(pipeline: Pipeline) -> No
         pipeline.apply()
 
 
+@pytest.mark.long
 def test_a_key_of_all_columns(pipeline: Pipeline) -> None:
     link = SourceTable(
         "link", {"a": ("int4", -1), "b": ("text", -1)}, key=("a", "b"), identity="full"

@@ -49,6 +49,7 @@ def ids(pipeline: Pipeline, name: str) -> list[int]:
     return [row.id for row in pipeline.rows(name, "id")]
 
 
+@pytest.mark.long
 def test_a_table_whose_new_columns_iceberg_refuses_is_parked(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(on_refused_table="park", on_changed_type="new_column")
     start(pipeline)

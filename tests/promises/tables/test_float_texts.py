@@ -39,6 +39,7 @@ def reals() -> list[float]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "draw", "text"), [("float8", doubles, double_text), ("float4", reals, real_text)]
 )

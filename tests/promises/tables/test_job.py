@@ -117,6 +117,7 @@ def read(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
+@pytest.mark.long
 def test_metrics_tell_where_the_tables_are(new_pipeline: NewPipeline) -> None:
     port = free_port()
     pipeline = new_pipeline(http_port=port)

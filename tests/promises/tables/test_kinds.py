@@ -155,6 +155,7 @@ def test_a_rule_that_does_not_fit_is_one_clear_error(
     assert raised.value.subject == "public.items"
 
 
+@pytest.mark.long
 def test_a_history_needs_a_key(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(rules={"public.log": {"kind": "history"}})
     pipeline.publisher.announce(LOG)

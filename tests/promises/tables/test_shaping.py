@@ -20,6 +20,7 @@ def publish(pipeline: Pipeline) -> None:
             t.insert(table, {"id": 1, "v": "a"})
 
 
+@pytest.mark.long
 def test_topics_of_a_template_and_a_route_are_followed(new_pipeline: NewPipeline) -> None:
     pipeline = new_pipeline(
         shaping={

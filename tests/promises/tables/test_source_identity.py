@@ -198,6 +198,7 @@ def template_copy(pair: Provider, dbname: str) -> Iterator[str]:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(copy))
 
 
+@pytest.mark.long
 def test_real_servers_are_judged(
     pair: Provider, fresh_database: str, kafka: Broker, told: Told
 ) -> None:

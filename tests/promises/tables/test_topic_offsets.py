@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -11,6 +12,7 @@ from tests.providers.interface import Broker
 from tests.providers.waiting import patient
 
 
+@pytest.mark.long
 def test_a_refusal_that_passes_is_outlasted(kafka: Broker, topic_prefix: str) -> None:
     """No broker knows the topic when its offsets are asked for; it is made a moment later."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

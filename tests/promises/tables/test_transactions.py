@@ -130,6 +130,7 @@ def ends(spark: SparkSession, topic: TransactionTopic, *values: str | None) -> l
     return list(topic.ends(records, 100))
 
 
+@pytest.mark.long
 def test_ends_are_read_in_order_and_others_left_out(
     spark: SparkSession, topic: TransactionTopic
 ) -> None:

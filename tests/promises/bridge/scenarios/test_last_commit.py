@@ -23,6 +23,7 @@ SAVEPOINTS = (
 )
 
 
+@pytest.mark.long
 def test_a_commit_of_any_kind_is_found_in_the_wal(scene: Scene) -> None:
     scene.run(
         "CREATE TABLE t (id int PRIMARY KEY)", "SELECT pg_replication_origin_create('elsewhere')"

@@ -31,6 +31,7 @@ def test_the_oracle_finds_planted_faults(scene: Scene) -> None:
         assert_rebuilt(scene.bridge)
 
 
+@pytest.mark.long
 def test_the_oracle_finds_a_repeated_schema_event(scene: Scene) -> None:
     scene.run("CREATE TABLE t (id int PRIMARY KEY)")
     scene.start()

@@ -78,6 +78,7 @@ def test_a_key_column_that_was_renamed_since(behind: Scene) -> None:
     assert keys(copy, "t") == ["id", "number"]
 
 
+@pytest.mark.long
 def test_a_table_that_is_gone(behind: Scene) -> None:
     """With its types: they are not in the catalog any more."""
     behind.run("CREATE TYPE mood AS ENUM ('sad')", "CREATE DOMAIN amount AS int")

@@ -140,6 +140,7 @@ def test_a_large_transaction_with_ddl_killed_between_its_parts(scene: Scene) -> 
     ]
 
 
+@pytest.mark.long
 def test_tables_renamed_dropped_and_made_again(scene: Scene) -> None:
     """The oid tells which table a name means; equal columns don't make it the same table."""
     scene.run("CREATE TABLE t (id int PRIMARY KEY)")
