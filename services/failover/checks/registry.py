@@ -39,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     lag.standby_lag,
     standby.hot_standby_feedback,
     upstream.primary_conninfo_dbname,
+    upstream.primary_conninfo_password,
     upstream.pg_hba,
     standby.sync_replication_slots,
     standby.failover_slots_extension,

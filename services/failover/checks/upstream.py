@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from services.failover.checks import hba, remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.checks.standby import GROUP, NO_NEW_COPIES
+from services.failover.model.conninfo import SECRETS
 from services.failover.model.preconditions import outdated
 from services.failover.model.receiver import reconnected
 from services.failover.model.statements import RELOAD
@@ -205,6 +206,34 @@ def _databases(facts: Facts) -> frozenset[str]:
         if state.details is not None:
             return state.details.databases
     return frozenset()
+
+
+@check(
+    "primary-conninfo-password",
+    group=GROUP,
+    title="primary_conninfo has no password",
+    consequence="PostgreSQL writes the password into the server's log, as at each change of "
+    "primary_conninfo",
+    severity=Severity.WARNING,
+    needs=Needs.STANDBY,
+)
+def primary_conninfo_password(facts: Facts) -> Iterator[Seen]:
+    for standby in facts.view.standbys:
+        details = standby.state.details if standby.state is not None else None
+        upstream = details.upstream if details is not None else None
+        if upstream is None:
+            continue
+        secret = any(keyword in SECRETS for keyword, _ in upstream.pairs)
+        yield Seen(
+            standby.name,
+            f"primary_conninfo of {standby.name}: {upstream.masked}",
+            f"primary_conninfo of {standby.name} has a password" if secret else "",
+            remedies.manual(
+                f"name a file with the password on {standby.name} (passfile=… in "
+                "primary_conninfo), and take the password out",
+                because="the file belongs to the server's user",
+            ),
+        )
 
 
 @check(

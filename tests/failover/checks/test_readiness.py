@@ -103,6 +103,20 @@ def test_a_newer_server_is_a_warning(version: int, found: bool) -> None:
         assert "PostgreSQL 19 is newer than 18" in finding.what
 
 
+def test_a_password_in_primary_conninfo_is_a_warning() -> None:
+    view = pair()
+    assert "primary-conninfo-password" not in problems(view)
+    below = view.node("b").known_state
+    assert below.upstream is not None
+    given = below.upstream.with_value("password", "hidden-1")
+    details = NodeDetails(frozenset(), (), None, None, upstream=given)
+    changed = replace(view.node("b"), state=replace(below, details=details))
+    finding = problems(replace(view, nodes=(view.nodes[0], changed)))["primary-conninfo-password"]
+    assert finding.severity is Severity.WARNING
+    assert "hidden-1" not in str(finding.as_json())
+    assert "passfile" in finding.remedy.text
+
+
 @pytest.mark.parametrize(
     ("reason", "temporary", "found"),
     [

@@ -38,6 +38,8 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     upstream = make_conninfo(ask(trio.standby, "SHOW primary_conninfo"), password=ODD_PASSWORD)
     told = f"ALTER SYSTEM SET primary_conninfo = {literal(upstream)}"
     tell(trio.standby, told, "SELECT pg_reload_conf()")
+    warned = slotfailover("check", "--config", config).out
+    assert ("primary-conninfo-password" in warned, ODD_PASSWORD in warned) == (True, False)
     assert isinstance(trio.primary, PostgresServer)
     tell(trio.primary, "ALTER SYSTEM SET work_mem = '5MB'", "SELECT pg_reload_conf()")
     unknown = slotfailover("rejoin", "x", "--config", config, "--yes")
