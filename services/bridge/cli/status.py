@@ -49,7 +49,9 @@ def _lines(status: Status) -> Iterator[str]:
 def _host(host: HostStatus) -> str:
     if host.problem is not None:
         return host.problem
-    parts = [f"timeline {host.timeline}", _slot(host)]
+    parts = [_slot(host)]
+    if host.role == "primary":  # a standby hides its timeline from roles without pg_monitor
+        parts.insert(0, f"timeline {host.timeline}")
     if host.wal_lsn is not None:
         parts.append(f"WAL at {format_lsn(host.wal_lsn)}")
     if host.origin_lsn is not None:

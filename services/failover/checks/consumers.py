@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.failover.checks.facts import Facts
+    from services.failover.model.subscription import Subscription
 
 GROUP = "consumers"
 _CONNECTING_S: Final = 10.0
@@ -91,6 +92,30 @@ def subscription_enabled(facts: Facts) -> Iterator[Seen]:
 
 
 @check(
+    "subscription-changeable",
+    group=GROUP,
+    title="our role may change every subscription",
+    consequence="the subscription can't be moved: it stands still until somebody repoints it",
+    applies=_has_subscribers,
+)
+def subscription_changeable(facts: Facts) -> Iterator[Seen]:
+    yield from _unseen(facts)
+    for subscriber, subscription in facts.view.ours():
+        where = f"{subscriber.name}/{subscription.name}"
+        yield Seen(
+            where,
+            where,
+            "" if subscription.changeable else f"our role may not change the subscription {where}",
+            remedies.manual(
+                f"run sql/subscriber_roles.sql on {subscriber.name}; where the subscription has "
+                "password_required = false, only a superuser may change it: name one in "
+                f"failover.subscribers.{subscriber.name}, or SET (password_required = true)",
+                because="only a superuser may",
+            ),
+        )
+
+
+@check(
     "subscription-worker",
     group=GROUP,
     title="every enabled subscription has its worker",
@@ -108,6 +133,8 @@ def subscription_worker(facts: Facts) -> Iterator[Seen]:
         if not subscription.worker:
             evidence = f"no pid in pg_stat_subscription for {where}"
             wrong = f"no worker applies the subscription {where}"
+        elif _has_all(facts, subscription):
+            continue
         elif subscription.failing is None:
             hidden = "the role may not see since when its worker runs, and others have failed"
             yield Seen(where, "", unknown=f"{where}: {hidden}")
@@ -131,6 +158,17 @@ def subscription_worker(facts: Facts) -> Iterator[Seen]:
             because="the log says why",
         )
         yield Seen(where, evidence, wrong, remedy)
+
+
+def _has_all(facts: Facts, subscription: Subscription) -> bool:
+    """Tell whether the worker has confirmed all WAL, whatever became of those before it.
+
+    A failover, too, ends workers with an error.
+    """
+    slot = facts.upstream(subscription.slot_name or "")
+    confirmed = slot.confirmed_flush_lsn if slot is not None and slot.active_pid else None
+    written = [state.replication.written_lsn for _, state in facts.above]
+    return confirmed is not None and all(lsn is not None and confirmed >= lsn for lsn in written)
 
 
 def _first_message_s(facts: Facts) -> float:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from services.failover.checks.facts import Facts
 
 GROUP = "nodes"
+SLOTSYNC_BLOCKS = range(180000, 180004)
+"""In these the slotsync worker can keep a promotion waiting. Source: release notes of 18.4."""
 
 
 @check(
@@ -110,8 +112,8 @@ def node_answers(facts: Facts) -> Iterator[Seen]:
     "server-version",
     group=GROUP,
     title="slotfailover was tried on the servers' versions",
-    consequence="what has changed in PostgreSQL since is not known: try a failover on a copy first "
-    "(slotfailover drill)",
+    consequence="it may wait, or meet what has changed in PostgreSQL: try a failover on a copy "
+    "first (slotfailover drill)",
     severity=Severity.WARNING,
 )
 def server_version(facts: Facts) -> Iterator[Seen]:
@@ -119,16 +121,20 @@ def server_version(facts: Facts) -> Iterator[Seen]:
         if node.state is None:
             continue
         version = node.state.server.version
+        evidence = f"server_version_num = {version} on {node.name}"
         untried = untried_version(version)
-        yield Seen(
-            node.name,
-            f"server_version_num = {version} on {node.name}",
-            f"{untried}: {node.name}" if untried else "",
-            remedies.manual(
-                "update slotfailover, or rehearse a failover with slotfailover drill",
-                because="only a newer release knows more",
-            ),
+        wrong = f"{untried}: {node.name}" if untried else ""
+        remedy = remedies.manual(
+            "update slotfailover, or rehearse a failover with slotfailover drill",
+            because="only a newer release knows more",
         )
+        if version in SLOTSYNC_BLOCKS:
+            wrong = f"the slotsync worker of {node.name} can keep its promotion waiting"
+            remedy = remedies.manual(
+                f"update {node.name} to PostgreSQL 18.4 or newer",
+                because="the server must be restarted",
+            )
+        yield Seen(node.name, evidence, wrong, remedy)
 
 
 @check(

@@ -65,6 +65,7 @@ CHECKS: tuple[Check, ...] = (
     standby_slots.synchronous_before,
     consumers.subscriber_answers,
     consumers.subscription_enabled,
+    consumers.subscription_changeable,
     consumers.subscription_worker,
     consumers.initial_copy,
     consumers.slot_shared,

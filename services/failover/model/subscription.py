@@ -45,6 +45,8 @@ class Subscription:
     """Nobody has changed it since the transaction that wrote its comment: else its mark is void."""
     worker_age_s: float | None = None
     """Seconds since its worker was started; None without one, or where that can't be seen."""
+    changeable: bool = True
+    """Our role may move it, as its owner may."""
     failing: str | None = ""
     """How one sees that its worker was just started after others failed; "" where it was not, None
     where that can't be seen."""

@@ -41,6 +41,8 @@ class SubscriptionRow:
     where it is hidden."""
     errors: int
     """Apply workers that ended with an error since the statistics were reset."""
+    changeable: bool
+    """We have its owner's rights; without password_required, only a superuser may change it."""
 
 
 def may_read_subscriptions(connection: Connection) -> bool:
@@ -85,7 +87,9 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
                        ELSE extract(epoch FROM clock_timestamp() - b.backend_start)::float8 END
                   FROM pg_stat_subscription w LEFT JOIN pg_stat_activity b USING (pid)
                  WHERE w.subid = s.oid AND w.worker_type = 'apply' AND w.pid IS NOT NULL LIMIT 1),
-               coalesce(e.apply_error_count, 0)
+               coalesce(e.apply_error_count, 0),
+               pg_has_role(s.subowner, 'USAGE')
+               AND (s.subpasswordrequired OR current_setting('is_superuser') = 'on')
           FROM pg_subscription s
           LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
           LEFT JOIN pg_stat_subscription_stats e ON e.subid = s.oid
@@ -129,6 +133,7 @@ def subscription_of(
         heard_age_s=row.heard_age_s,
         as_marked=row.as_marked,
         worker_age_s=row.worker_age_s,
+        changeable=row.changeable,
         failing=_failing(row),
     )
 

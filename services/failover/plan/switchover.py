@@ -229,6 +229,16 @@ def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
         problems.append((f"{new.name} does not stream", f"read the log of {new.name}"))
     elif not follows(new, old):
         problems.append((f"{new.name} streams from elsewhere", f"let it stream from {old.name}"))
+    delay = new.known_state.setting("recovery_min_apply_delay") or "0"
+    if delay != "0":
+        problems.append(
+            (
+                f"{new.name} replays on purpose later than it could, as would its promotion: "
+                f"recovery_min_apply_delay = {delay} ms",
+                "switch to another with --to; or ALTER SYSTEM SET recovery_min_apply_delay = 0 on "
+                f"{new.name}, and SELECT pg_reload_conf()",
+            )
+        )
     for name in listed(old.known_state.setting("synchronized_standby_slots")):
         slot = old.known_state.slot(name)
         if slot is None or slot.active_pid is None:

@@ -117,6 +117,30 @@ def test_a_password_in_primary_conninfo_is_a_warning() -> None:
     assert "passfile" in finding.remedy.text
 
 
+@pytest.mark.parametrize(("version", "found"), [(180003, True), (180004, False)])
+def test_a_server_whose_slotsync_worker_blocks_promotions_is_a_warning(
+    version: int, found: bool
+) -> None:
+    finding = problems(with_servers(pair(), version=version)).get("server-version")
+    assert (finding is not None and "18.4" in finding.remedy.text) is found
+
+
+@pytest.mark.parametrize("may", [False, True])
+def test_a_subscription_that_our_role_may_not_change(may: bool) -> None:
+    found = subscriber("sub", subscription("s1", changeable=may))
+    finding = problems(replace(pair(), subscribers=(found,))).get("subscription-changeable")
+    assert (finding is not None and "password_required" in finding.remedy.text) is not may
+
+
+@pytest.mark.parametrize(("confirmed", "found"), [(1000, False), (999, True)])
+def test_a_new_worker_that_has_all_wal_has_not_failed(confirmed: int, found: bool) -> None:
+    """A failover ends the workers with an error, and starts them anew."""
+    view = pair(confirmed_flush_lsn=confirmed, active_pid=7)
+    failed = subscription("s1", fed=True, failing="apply_error_count = 1")
+    seen = problems(replace(view, subscribers=(subscriber("sub", failed),)))
+    assert ("subscription-worker" in seen) is found
+
+
 @pytest.mark.parametrize(
     ("reason", "temporary", "found"),
     [

@@ -22,6 +22,7 @@ from services.failover.plan.resume import Intent, choose
 from services.failover.plan.steps.step import Action
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.watch.assessment import assess
+from services.postgres.server import SettingValue
 from tests.promises.failover.views import RECEIVED, node, slot, state, subscriber, subscription
 
 HANDS = MachineSettings(stop="stop {node}", start="start {node}", rejoin="rejoin {node} {primary}")
@@ -231,6 +232,17 @@ def test_switchover_is_refused_before_anything_changes(
         plan_switchover(view, Request())
     assert caught.value.exit_code is code
     assert says in str(caught.value)
+
+
+def test_a_standby_that_replays_late_on_purpose_is_not_switched_to() -> None:
+    view = pair()
+    below = view.node("b").known_state
+    late = {"recovery_min_apply_delay": SettingValue("3600000", "configuration file")}
+    delayed = replace(view.node("b"), state=replace(below, settings={**below.settings, **late}))
+    with pytest.raises(OperatorNeeded) as caught:
+        plan_switchover(replace(view, nodes=(view.nodes[0], delayed)), Request())
+    assert caught.value.exit_code is ExitCode.NOT_READY
+    assert "recovery_min_apply_delay = 3600000 ms" in str(caught.value)
 
 
 def test_a_standby_that_streams_over_another_network_is_known_by_both_ends() -> None:

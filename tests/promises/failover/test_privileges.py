@@ -44,8 +44,12 @@ def test_failover_as_the_scripts_roles_with_odd_names(new_pair: NewPair, tmp_pat
     )
     write(trio.primary, trio.dbname, 1)
     await_equal(trio, trio.primary)
-    checked = slotfailover("check", "--config", config, "--json")
-    assert checked.code == 0, checked.out + checked.err
+    for required, code in (("false", 1), ("true", 0)):
+        altered = f"ALTER SUBSCRIPTION {identifier(SUBSCRIPTION)} SET (password_required = "
+        tell(trio.subscriber, f"{altered}{required})", dbname=trio.dbname)
+        checked = slotfailover("check", "--config", config)
+        assert checked.code == code, checked.out + checked.err
+        assert ("may not change the subscription" in checked.out) is bool(code)
     trio.primary.kill()
     ran = slotfailover("failover", "--config", config, "--yes", "--json")
     assert ran.code == 0, ran.out + ran.err
