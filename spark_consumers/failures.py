@@ -1,14 +1,23 @@
 """Translates what Spark, Iceberg, Java and the system raise into the errors of schemas.errors.
 
 Their messages can hold row values, so that only our own marks and the error's class go on.
+
+What was raised on an executor reaches us as text alone, with Java's stack trace in it: it is
+classed by the names of classes and conditions there, and by sentences of Spark, Iceberg and Kafka,
+which have no translations. What does have them is not read: databases are classed by SQLSTATE, and
+Java gets the system's messages in English (`session.start_session`).
 """
 
 import errno
 import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from schemas.errors import (
@@ -34,6 +43,7 @@ _APPLICATION_ENDED = (
     r"SparkContext was shut down|SparkContext has been shutdown|on a stopped SparkContext"
     r"|Application has been killed|All masters are unresponsive"
 )
+_JDBC = "java.sql.SQLException: SQLSTATE"
 _CLASS = re.compile(r"\b(?:[a-z][a-z0-9_]*\.)+([A-Z]\w*(?:Exception|Error))\b")
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]{5,})\]")
 
@@ -105,10 +115,19 @@ def text_of(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     if java is not None:
         parts.append(str(java.toString()))
+    parts.extend(_sql_states(java or getattr(error, "_origin", None)))
     # Spark's own exceptions keep the Java cause in a field of theirs.
     causes = (error.__cause__, getattr(error, "_cause", None))
     parts.extend(text_of(cause) for cause in causes if isinstance(cause, Exception))
     return "\n".join(parts)
+
+
+def _sql_states(java: Any) -> Iterator[str]:
+    """Yield the SQLSTATE of each error of a database among a Java exception and its causes."""
+    while java is not None:
+        if is_instance_of(SparkContext._gateway, java, "java.sql.SQLException"):
+            yield f"{_JDBC} {java.getSQLState()}"
+        java = java.getCause()
 
 
 def _refused(refusal: re.Match[str], operation: str) -> BadInput:
@@ -200,6 +219,13 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         ExitCode.LOCKED,
         "another writer changed a table at the same time",
         "run one slottables for each namespace",
+    ),
+    (
+        rf"{_JDBC} (?:28|3D|42501)",
+        SetupError,
+        ExitCode.PRIVILEGE_MISSING,
+        "the Iceberg catalog's database refuses the role, its password or the database's name",
+        "correct tables.catalog_uri and tables.catalog_options, or grant the role what it lacks",
     ),
     (
         r"SQLITE_BUSY|database is locked|UncheckedSQLException|JdbcSQL|PSQLException"

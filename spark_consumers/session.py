@@ -22,6 +22,8 @@ from schemas.tables import TablesSettings
 CATALOG = "slotbridge"
 _PYTHON = "PYSPARK_PYTHON"
 """The variable that names the Python of the tasks which read Avro and Protobuf."""
+_LANGUAGE, _ENGLISH = "LC_ALL", "C.UTF-8"
+"""Java takes the system's messages, by which `failures` knows a full disk, in this language."""
 _CATALOGS = "spark.sql.catalog."
 _EXTENSIONS = "spark.sql.extensions"
 _OURS = ("org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",)
@@ -42,6 +44,7 @@ _PREFERRED = {
     "spark.shuffle.compress": "false",
     # An epoch's events are kept until its tables are written: not worth being compressed.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    f"spark.executorEnv.{_LANGUAGE}": _ENGLISH,
     "spark.kafka.consumer.cache.capacity": "512",
     # What the pages of Spark and its plans must not show: a client's key and its login as well.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore[.]key|jaas",
@@ -87,6 +90,7 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
     options = session_options(tables, kafka, submitted)
     if submitted is None and options["spark.master"].startswith("local"):
         os.environ.setdefault(_PYTHON, sys.executable)
+    os.environ[_LANGUAGE] = _ENGLISH
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if main else None
     builder = SparkSession.builder

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -31,6 +32,7 @@ from spark_consumers.verify.as_of import verify_as_of
 from tests.promises.tables.conftest import NewPipeline, Pipeline
 from tests.promises.tables.test_indexed_delete import change, filled, items
 from tests.promises.tables.test_job import ONE, insert
+from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
 ABSENT = "postgresql://127.0.0.1"
@@ -125,6 +127,29 @@ def test_a_catalog_that_is_down_is_unreachable(
         assert ended(work) == ExitCode.SERVER_UNREACHABLE
         told = capsys.readouterr().err
         assert "catalog" in told and "Traceback" not in told
+
+
+@pytest.mark.long
+def test_a_role_that_the_catalogs_database_refuses_is_no_outage(
+    pair: Provider,
+    fresh_database: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The server's text may be in any language."""
+    port = conninfo_to_dict(pair.primary.conninfo(fresh_database))["port"]
+    tables = TablesSettings.model_validate(
+        {
+            "warehouse": str(tmp_path),
+            "catalog_uri": f"jdbc:{ABSENT}:{port}/{fresh_database}",
+            "catalog_options": {"jdbc.user": "nobody_of_this_name"},
+        }
+    )
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", topic_prefix="refused")
+    operator = Operator(session_beside(spark, tables), Settings(kafka=kafka, tables=tables))
+    assert ended(lambda: list(operator.epochs())) == ExitCode.PRIVILEGE_MISSING
+    assert "refuses the role" in capsys.readouterr().err
 
 
 @pytest.mark.long
