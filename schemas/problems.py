@@ -76,7 +76,10 @@ def read_document(path: Path) -> dict[str, Any]:
         place = getattr(error, "problem_mark", None)
         line = f" in line {place.line + 1}" if place is not None else ""
         raise SettingsError(
-            f"{path} is not YAML{line}", operation="read settings", hint="check its indentation"
+            f"{path} is not YAML{line}",
+            operation="read settings",
+            hint="look for a tab, a wrong indentation, a missing colon or quote, there or in the "
+            "line before",
         ) from error
     if not isinstance(document, dict):
         raise SettingsError(f"{path} is not a mapping of sections", operation="read settings")
@@ -90,12 +93,13 @@ def problems(error: ValidationError, path: Path, settings: type[BaseModel]) -> l
 
 
 def explained(error: ValidationError, path: Path, settings: type[BaseModel]) -> SettingsError:
-    """Return one error that tells all problems of `error`, with the remedy of the first."""
+    """Return one error that tells all problems of `error`, with the remedies of unknown keys."""
     found = problems(error, path, settings)
     told = [problem.sentence() for problem in found[:SHOWN_MAX]]
     if len(found) > SHOWN_MAX:
         told.append(f"and {len(found) - SHOWN_MAX} more problems")
-    return SettingsError("; ".join(told), operation=_OPERATION, hint=found[0].hint)
+    hints = [problem.hint for problem in found[:SHOWN_MAX] if problem.unknown] or [found[0].hint]
+    return SettingsError("; ".join(told), operation=_OPERATION, hint=" ".join(hints))
 
 
 def _unknown_first(problem: Problem) -> bool:
@@ -110,7 +114,8 @@ def _problem(detail: ErrorDetails, path: Path, settings: type[BaseModel]) -> Pro
         hint = f"did you mean `{near[0]}`?" if near else f"remove `{key}` from {path}"
         return Problem(key, "is unknown", hint, unknown=True)
     remedy = "add it to" if detail["type"] == "missing" else "correct it in"
-    hint = f"{remedy} {path} or set SLOTBRIDGE_{'__'.join(keys).upper()}"
+    by_variable = f" or set SLOTBRIDGE_{'__'.join(keys).upper()}" if keys else ""
+    hint = f"{remedy} {path}{by_variable}"
     return Problem(key or "the file", _words(detail, keys), hint, unknown=False)
 
 

@@ -41,6 +41,11 @@ SOURCE = "source: {conninfo: host=a"
         ("failover: {nodes: {a: x}, machines: {a: {stopp: x}}}", "did you mean `stop`?"),
         ("tables: {warehouse: /w, driver_memory: much}", "with m or g behind it"),
         ("wharehouse: 1", "unknown key `wharehouse`"),
+        (
+            f"{SOURCE}, slott: a}}\nkafka: {{topic_prefx: p}}",
+            "Hint: did you mean `slot`? did you mean `topic_prefix`?",
+        ),
+        ("source:\n\tslot: a", "a missing colon"),
         ('source: {conninfo: "host=a\\ud800"}', "`source` has a text with a NUL, or with half"),
         ('bridge: {token_file: "/a\\0"}', "`bridge` has a text with a NUL, or with half"),
         (f"source: {'[' * 5000}", "is not YAML"),

@@ -58,7 +58,7 @@ from services.postgres.slots import read_slot_statistics, read_slots
 
 SETTINGS: Final = [
     *("logical_decoding_work_mem", "max_slot_wal_keep_size", "max_wal_size", "wal_keep_size"),
-    *("idle_replication_slot_timeout", "max_replication_slots"),
+    *("idle_replication_slot_timeout", "max_replication_slots", "wal_level", "effective_wal_level"),
 ]
 Found = TypeVar("Found")
 _Read = tuple[PublicationSeen | None, list[PublishedTable], dict[int, tuple[Partition, ...]]]

@@ -24,7 +24,7 @@ from services.bridge.source.candidates import find_primary
 from services.bridge.source.publication_reader import Answer, Question, without_waiting
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
 from services.bridge.source.server_errors import session_error
-from services.bridge.source.server_requirements import check_server
+from services.bridge.source.server_requirements import check_server, tell_unsynchronized
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
 from services.bridge.source.table_options import creation_statement
 from services.bridge.source.type_catalog import money_digits, read_types
@@ -100,11 +100,7 @@ class Primary:
         server = self.server
         check_server(server, two_phase=self._settings.two_phase)
         if not server.synchronized_standby_slots:
-            logger.warning(
-                "synchronized_standby_slots is empty: after a failover Kafka may hold transactions "
-                "that the new primary never had",
-                slot=self._settings.slot,
-            )
+            tell_unsynchronized(self._settings.slot)
         with self._statement("take the witness"):
             if self.witness.exists(self._connection):
                 self._own_witness()
@@ -343,7 +339,8 @@ class Primary:
         slot = slots.read_slot(self._connection, self._settings.slot)
         if slot is not None and slot.plugin == "pgoutput":
             raise publication_gone(name)
-        self._connection.execute(creation_statement(self._connection, self._settings))
+        with self._statement(f"make the publication {name}, which does not exist"):
+            self._connection.execute(creation_statement(self._connection, self._settings))
         tables = ", ".join(self._settings.tables) or "all tables"
         logger.info("created publication", publication=name, tables=tables)
 

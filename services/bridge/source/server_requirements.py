@@ -44,6 +44,16 @@ def check_server(server: Server, *, two_phase: bool = False) -> None:
 
 
 @cache
+def tell_unsynchronized(slot: str) -> None:
+    """Warn, once in a process, that consumers can get ahead of the standbys."""
+    logger.warning(
+        "synchronized_standby_slots is empty: after a failover Kafka may hold transactions "
+        "that the new primary never had",
+        slot=slot,
+    )
+
+
+@cache
 def tell_untried(version: int) -> None:
     """Warn, once in a process, of a server that is newer than those that were tried."""
     if untried := untried_version(version):

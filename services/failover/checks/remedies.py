@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks.model import Order, Remedy
 from services.failover.model import statements
+from services.failover.model.conninfo import MASK
 from services.failover.model.standby_settings import on_command_line
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def alter_system_conninfo(node: Node, setting: str, conninfo: Conninfo) -> Remed
     shown, real = (
         statements.alter_system(setting, (text,)) for text in (conninfo.masked, conninfo.text)
     )
-    return run_statements("", Order(node.name, shown, real))
+    secret = "" if shown == real else f"by check --fix, or with its secret in place of {MASK}"
+    return run_statements(secret, Order(node.name, shown, real))
 
 
 def restart_with(node: Node, setting: str, value: str) -> Remedy:
@@ -62,9 +64,9 @@ def restart_with(node: Node, setting: str, value: str) -> Remedy:
         return manual(f"set {setting} = {value} on {node.name}, and restart it", because=obstacle)
     change = statements.alter_system(setting, (value,))[:1]
     return run_statements(
-        f"then restart {node.name}",
+        "",
         order(node.name, *change),
-        by_hand=f"{node.name} must be restarted",
+        by_hand=f"{node.name} must be restarted then",
     )
 
 

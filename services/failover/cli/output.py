@@ -148,7 +148,7 @@ def orders_as_json(orders: Iterable[Order]) -> list[dict[str, str]]:
 
 def print_fixes(console: Console, fixes: Fixes) -> None:
     """Print the remedies to perform, and those that are left, with the reasons."""
-    for finding in fixes.left:
+    for finding in fixes.left if fixes.orders else ():
         console.print(Text.assemble(("NOT DONE  ", "yellow"), f"{finding.check}: {finding.what}"))
         console.print(Text(f"    because {finding.remedy.by_hand}: {finding.remedy}"))
     for order in fixes.orders:

@@ -316,15 +316,22 @@ def _receives(connection: Connection) -> bool:
     return row == ("streaming",)
 
 
+def of_server(version: int, settings: dict[str, str]) -> set[str]:
+    """The findings about a server of this version and these settings, by name."""
+    primary = Primary(version, settings, 0, (), None, None, (), ())
+    facts = Facts("s", "p", "k:9092", True, 3, True, primary, None, None)
+    return {one.name for one in decoding(facts)}
+
+
 def test_a_server_newer_than_those_that_were_tried_is_a_note() -> None:
     """By a value: no such server is packaged."""
+    assert "server-newer-than-tried" in of_server(190000, {})
+    assert "server-newer-than-tried" not in of_server(180010, {})
 
-    def names(version: int) -> set[str]:
-        primary = Primary(version, {}, 0, (), None, None, (), ())
-        return {
-            one.name
-            for one in decoding(Facts("s", "p", "k:9092", True, 3, True, primary, None, None))
-        }
 
-    assert "server-newer-than-tried" in names(190000)
-    assert "server-newer-than-tried" not in names(180010)
+def test_a_server_that_makes_no_logical_slots_is_critical() -> None:
+    assert "wal-level" in of_server(180010, {"wal_level": "replica"})
+    assert "wal-level" not in of_server(180010, {"wal_level": "logical"})
+    assert "wal-level" not in of_server(
+        190000, dict.fromkeys(["wal_level", "effective_wal_level"], "replica")
+    )
