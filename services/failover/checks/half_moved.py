@@ -73,7 +73,7 @@ class Doubt:
 def rivals(view: View, subscription: Subscription, primary: Node | None) -> tuple[str, ...]:
     """Return who else may be the primary to which a run was leading a disabled subscription.
 
-    Nobody, if `primary` is that one, or descends from it. A mark of an older release names nobody.
+    Nobody, if `primary` is that one, or descends from it. A mark alone names nobody.
     """
     led = subscription.disabled_for
     if led is None or (primary is not None and _arrived(led, subscription, primary)):

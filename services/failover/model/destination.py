@@ -3,9 +3,9 @@
     [slotfailover leads to b: system 7412345678901234567, timeline 2 from 0/3000148]
     [slotfailover leads to b: system 7412345678901234567, beyond 0/3000100 of timeline 1]
 
-stands right before `[disabled by slotfailover]`, by which each release knows its mark. The second
-form is that of a promotion to come: nobody knows its timeline's number, as the server takes the
-next that has no history file. It leaves timeline 1 where the standby has replayed it, or later.
+stands right before `[disabled by slotfailover]`. The second form is that of a promotion to come:
+nobody knows its timeline's number, as the server takes the next that has no history file. It leaves
+timeline 1 where the standby has replayed it, or later.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _LEADS = (
     rf"timeline (?P<timeline>\d{{1,10}})(?: from (?P<began>{LSN}))?"
     rf"|beyond (?:(?P<beyond>{LSN}) of )?timeline (?P<left>\d{{1,10}}))\]"
 )
-_OLDER = rf"(?: for timeline (?P<number>\d{{1,10}})(?: from (?P<start>{LSN}))?)?"
-_MARK = re.compile(rf"(?:{_LEADS})? ?\[disabled by slotfailover{_OLDER}\]$")
-_STRAY = re.compile(_LEADS)
+_MARK = re.compile(rf"(?:{_LEADS})? ?\[disabled by slotfailover\]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,6 @@ class Destination:
     """Else the timeline that it leaves by its promotion …"""
     beyond: int | None = None
     """… at this position or later; None where that was not known."""
-    number: int = 0
-    """A mark of an older release: the number that the new timeline was expected to have."""
 
     def __str__(self) -> str:
         if self.met is not None:
@@ -56,7 +52,7 @@ class Destination:
         if self.left:
             position = f"{format_lsn(self.beyond)} of " if self.beyond is not None else ""
             return f"{self.node}, once it is the primary beyond {position}timeline {self.left}"
-        return f"a primary on timeline {self.number}" if self.number else "another primary"
+        return "another primary"
 
     @property
     def identified(self) -> bool:
@@ -82,8 +78,6 @@ class Destination:
         if self.left:
             left = left_at(history or (), self.left)
             return left is None or left < (self.beyond or 0)
-        if self.number:
-            return timeline < self.number
         return noted is None or not 0 < noted.timeline < timeline
 
 
@@ -97,12 +91,10 @@ def destination_in(comment: str) -> Destination | None:
     found = _MARK.search(comment)
     if found is None:
         return None
-    system, node, number = found["system"], found["node"] or "", int(found["number"] or 0)
-    if system is None or number:  # an older release's mark; one of ours before it is out of date
+    system, node = found["system"], found["node"]
+    if system is None:
         noted = milestone_in(comment)  # its cluster is that of the note beside it
-        system = noted.system if noted is not None else ""
-        met = Milestone(system, number, parse_lsn(found["start"])) if found["start"] else None
-        return Destination(system, "", met, number=0 if met else number)
+        return Destination(noted.system if noted is not None else "")
     if found["timeline"]:
         began = parse_lsn(found["began"]) if found["began"] else None
         return Destination(system, node, Milestone(system, int(found["timeline"]), began))
@@ -124,5 +116,5 @@ def mark_in(comment: str) -> str:
 
 
 def without_mark(comment: str) -> str:
-    """Return the comment without its mark, and without what an older release left of one."""
-    return _STRAY.sub("", _MARK.sub("", comment))
+    """Return the comment without its mark."""
+    return _MARK.sub("", comment)

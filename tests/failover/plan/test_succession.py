@@ -13,7 +13,7 @@ from services.failover.checks.registry import run_checks
 from services.failover.execute import promotion_order
 from services.failover.execute.journal import BEGIN, DONE, END, Entry
 from services.failover.execute.timeline_memory import recall
-from services.failover.model.destination import Destination, destination_in
+from services.failover.model.destination import MARK
 from services.failover.model.timelines import Milestone, Provenance
 from services.failover.model.view import Node, Reach, View
 from services.failover.plan.failover import plan_failover
@@ -207,12 +207,9 @@ def test_a_node_that_was_taken_out_of_the_settings_does_not_vouch() -> None:
     assert "--no-newer-primary" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "mark", ["[disabled by slotfailover]", "[disabled by slotfailover for timeline 2]"]
-)
-def test_the_mark_of_an_older_release_passes_over_no_silent_node(mark: str) -> None:
-    """It names no node: each one that is not the primary must answer."""
-    view = commented(trio(), f"[slotfailover: system 7000, timeline 1, at db:5001] {mark}")
+def test_a_mark_that_names_no_node_passes_over_no_silent_one() -> None:
+    """Each node that is not the primary must answer."""
+    view = commented(trio(), f"[slotfailover: system 7000, timeline 1, at db:5001] {MARK}")
     assert "enable" in actions(plan_repoint(view, Request()))
     assert "promote" in actions(plan_switchover(view, Request(target="c")))
     dead = unanswered(unanswered(view, "a", Reach.REFUSED), "b", Reach.REFUSED)
@@ -228,23 +225,16 @@ def test_the_mark_of_an_older_release_passes_over_no_silent_node(mark: str) -> N
     assert "enable" in actions(plan_repoint(branch, OVERRIDES))
 
 
-LED_TO_B = "mine [slotfailover leads to b: system 7000, {}] [disabled by slotfailover{}]"
+LED_TO_B = "mine [slotfailover leads to b: system 7000, {}] [disabled by slotfailover]"
 
 
 @pytest.mark.parametrize(("began", "waits"), [("", True), (" from 0/3B6", False)])
 def test_a_timelines_number_alone_is_no_proof_of_descent(began: str, waits: bool) -> None:
     """c's timeline 2 may be another than the timeline 2 of b."""
-    view = commented(trio(), LED_TO_B.format(f"timeline 2{began}", ""))
+    view = commented(trio(), LED_TO_B.format(f"timeline 2{began}"))
     plan = plan_repoint(led(view, "c", 2, ((1, 950),)), Request())
     assert [left.subject for left in plan.left] == ["sub/s1"] * waits
     assert "enable" in actions(plan_repoint(led(view, "b", 2, ((1, 950),)), Request()))
-
-
-def test_a_mark_that_an_older_release_wrote_over_a_newer_one_counts() -> None:
-    """The older release knows only the last bracket, and leaves what is before it."""
-    comment = LED_TO_B.format("beyond 0/384 of timeline 1", " for timeline 3 from 0/500")
-    told = destination_in(f"[slotfailover: system 7000, timeline 1, at db:5001] {comment}")
-    assert told == Destination("7000", "", Milestone("7000", 3, 0x500))
 
 
 @pytest.mark.parametrize("silent", [True, False])
