@@ -188,7 +188,7 @@ class ProgressRecord(Contract):
     `counts` events by table (`schema.table`, of logical messages under ``""``).
     `ahead_lsn`, if beyond `end_lsn`: the slot may be confirmed up to it, over WAL without events.
     `xid`, `commit_time_us` (since 1970): of the commit at `commit_lsn` in the WAL, 0: not known.
-    `producer`: which of the bridge's two has written it; `id_scheme`: of which transactional ids.
+    `producer`: which of the bridge's two has written it.
     `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
     partitions that were written last; not in every record. `topic_ids`, `partitions`: the ids of
     these topics, where they are known, and their numbers of partitions.
@@ -219,7 +219,6 @@ class ProgressRecord(Contract):
     xid: int = 0
     commit_time_us: int = 0
     producer: int = 0
-    id_scheme: int = 1
     ends: dict[str, list[tuple[int, int, int]]] = {}
     topic_ids: dict[str, str] = {}
     partitions: dict[str, int] = {}

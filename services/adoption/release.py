@@ -101,7 +101,6 @@ class Release:
         producer = TransactionalProducer(
             *(self._kafka, self._bridge, self._topics, slot, Refused()),
             on_disturbance=partial(require_told, self._topics, slot, lambda: None),
-            former_ids=self._check.former_ids,
         )
         try:
             producer.begin_session()

@@ -24,7 +24,6 @@ from services.bridge.hanging.republish_plan import Judged, Terms, each_once, fur
 from services.bridge.hanging.transactions import Judge, settle
 from services.bridge.progress.errors import RECOVER
 from services.bridge.recovery.event_positions import KafkaRecord, record_of
-from services.bridge.sink.producer_pair import ID_SCHEME
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
@@ -110,7 +109,7 @@ def _ending(
     """
     topic = progress_topic(topics.prefix)
     if covers is not None:
-        own = covers.model_copy(update={"producer": 0, "id_scheme": ID_SCHEME})
+        own = covers.model_copy(update={"producer": 0})
         yield 0, Event(topic, slot.encode(), own.model_dump_json().encode())
     for key in notes:
         yield 0, Event(topic, key, None)

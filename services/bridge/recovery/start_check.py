@@ -38,7 +38,6 @@ from services.bridge.recovery.divergence import transactions_beyond, with_transa
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.leader_epochs import cut_off
 from services.bridge.sink.partition_ends import Kept, check_names, check_tails
-from services.bridge.sink.producer_pair import ID_SCHEME
 from services.bridge.sink.topics import Topics
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import ReplicationConnection
@@ -73,8 +72,6 @@ class StartCheck:
         self._on_divergence = bridge.on_divergence
         self._accepted = bridge.accept_unsent_changes_of
         self.go_on_without_lost = bridge.on_lost_records == "continue"
-        self.former_ids = False
-        """Whether a bridge with the former transactional ids may be alive (kafka.turns)."""
 
     @property
     def switch_points(self) -> dict[int, int]:
@@ -93,7 +90,6 @@ class StartCheck:
         """
         visible = read_visible(self._topics, self._slot)
         records = [*([visible.record] if visible.record else []), *visible.hidden]
-        self.former_ids = any(record.id_scheme < ID_SCHEME for record in records)
         if visible.others:
             raise self._several_slots(visible.others)
         seen = self.witnesses(visible.record)

@@ -188,7 +188,6 @@ class Repair:
             on_disturbance=partial(
                 require_told, self._topics, self._source.slot, self._while_waiting
             ),
-            former_ids=self._check.former_ids,
         )
 
     def _fence(self, producer: TransactionalProducer) -> ProgressRecord | None:

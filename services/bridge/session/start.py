@@ -160,7 +160,6 @@ class _Opening:
             *(self._kafka, self._bridge, topics, self._slot, refused),
             while_waiting=self._waiting,
             on_disturbance=partial(require_told, topics, self._slot, self._waiting),
-            former_ids=check.former_ids,
         )
         self._resources.callback(producer.abandon)
         producer.begin_session()

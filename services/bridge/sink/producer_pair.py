@@ -21,24 +21,16 @@ from services.kafka.client import kafka_error, make_client
 
 INIT_TIMEOUT_S: Final = 30.0
 BOTH: Final = (0, 1)
-ID_SCHEME: Final = 2
-"""As ProgressRecord.id_scheme: the transactional ids are those of _SUFFIXES."""
 _QUEUE_FULL_PAUSE_S: Final = 0.005
 _SUFFIXES: Final = ("", "~2")
 """Of the transactional ids. No prefix and no slot has a `~`: no other slot has the same."""
-_FORMER_SUFFIX: Final = ".2"
-"""Of the second one in id_scheme 1, which the slot `2` under a longer prefix has as its first."""
 
 
 class ProducerPair:
     """One session's two producers. Each Kafka transaction that commits is the other one's turn."""
 
-    def __init__(self, options: Mapping[str, Any], *, subject: str, former: bool = False) -> None:
-        """Make two producers from `options`, whose `transactional.id` is the first producer's.
-
-        `former`: the last record may be of a bridge with the former ids. That producer is fenced
-        too, and what it has left hanging is ended.
-        """
+    def __init__(self, options: Mapping[str, Any], *, subject: str) -> None:
+        """Make two producers from `options`, whose `transactional.id` is the first producer's."""
         self._subject = subject
         name = options["transactional.id"]
 
@@ -46,7 +38,6 @@ class ProducerPair:
             return make_client(Producer, {**options, "transactional.id": name + suffix})
 
         self._both = [made(suffix) for suffix in _SUFFIXES]
-        self._former = [made(_FORMER_SUFFIX)] if former else []
         self._senders = [sender(producer) for producer in self._both]
         self.turn = 0
 
@@ -62,15 +53,11 @@ class ProducerPair:
 
     def begin_session(self) -> None:
         """Fence other sessions of both producers, and end their open transactions."""
-        for producer in (*self._both, *self._former):
+        for producer in self._both:
             try:
                 producer.init_transactions(INIT_TIMEOUT_S)
             except KafkaException as error:
                 raise kafka_error(error, "init transactions", self._subject) from error
-
-    def of(self, turn: int) -> list[Producer]:
-        """Return the producers that may have left a transaction of this turn hanging."""
-        return [self._both[turn], *(self._former if turn else ())]
 
     def settle(
         self,
@@ -79,26 +66,24 @@ class ProducerPair:
         *,
         commit: bool,
     ) -> None:
-        """Write `records` in one whole transaction of each producer of this turn.
+        """Write `records` in one whole transaction of the current producer.
 
         Each record goes into the partition before it. Raise SlotbridgeError.
         """
-        records = [*records]
-        for producer in self.of(self.turn):
-            try:
-                producer.begin_transaction()
-                for partition, event in records:
-                    self._produce(producer, partition, event, while_waiting)
-                producer.flush(INIT_TIMEOUT_S)
-                reach("settling")
-                end = producer.commit_transaction if commit else producer.abort_transaction
-                end(INIT_TIMEOUT_S)
-            except KafkaException as error:
-                raise kafka_error(error, "end hanging transactions", self._subject) from error
+        producer = self.current
+        try:
+            producer.begin_transaction()
+            for partition, event in records:
+                self._produce(partition, event, while_waiting)
+            producer.flush(INIT_TIMEOUT_S)
+            reach("settling")
+            end = producer.commit_transaction if commit else producer.abort_transaction
+            end(INIT_TIMEOUT_S)
+        except KafkaException as error:
+            raise kafka_error(error, "end hanging transactions", self._subject) from error
 
-    def _produce(
-        self, producer: Producer, partition: int, event: Event, while_waiting: Callable[[], None]
-    ) -> None:
+    def _produce(self, partition: int, event: Event, while_waiting: Callable[[], None]) -> None:
+        producer = self.current
         topic, key, value, headers = event[:4]
         deadline = time.monotonic() + INIT_TIMEOUT_S
         while True:
@@ -130,5 +115,5 @@ class ProducerPair:
 
     def poll(self) -> None:
         """Serve the callbacks of both clients."""
-        for producer in (*self._both, *self._former):
+        for producer in self._both:
             producer.poll(0)

@@ -39,7 +39,7 @@ from services.bridge.sink.markers import MarkerCheck
 from services.bridge.sink.offsets import count_partitions
 from services.bridge.sink.options import MESSAGE_BYTES_MAX, producer_options
 from services.bridge.sink.partition_ends import Tails
-from services.bridge.sink.producer_pair import ID_SCHEME, ProducerPair
+from services.bridge.sink.producer_pair import ProducerPair
 from services.bridge.sink.topics import Topics
 from services.kafka.client import RECORD_REFUSALS, TOPIC_REFUSALS, TopicRefused, kafka_error
 
@@ -66,13 +66,11 @@ class TransactionalProducer:
         *,
         while_waiting: Callable[[], None] = lambda: None,
         on_disturbance: Callable[[], None] = lambda: None,
-        former_ids: bool = False,
     ) -> None:
         """Make the pair of producers and the checks of where their transactions ended.
 
         `on_disturbance` raises Retryable where a transaction of this bridge hangs; it is called
-        when the partitions of a transaction do not tell in time that it has ended. `former_ids`:
-        see ProducerPair.
+        when the partitions of a transaction do not tell in time that it has ended.
         """
         self._go_on_without_lost = bridge.on_lost_records == "continue"
         self.tails = Tails(slot, kafka.topic_prefix, partial(cut_off, kafka))
@@ -93,7 +91,7 @@ class TransactionalProducer:
         self._limits = topics.message_bytes_max(*self._refused.topics)
         self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
         options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
-        self._pair = ProducerPair(options, subject=self._subject, former=former_ids)
+        self._pair = ProducerPair(options, subject=self._subject)
         self._ready = {self._progress_topic: 1}
         """Topics that exist, and how many partitions each has for this session."""
         self._denied: dict[str, TopicRefused] = {}
@@ -199,7 +197,7 @@ class TransactionalProducer:
         """
         self.begin()
         self.tails.learn(self.markers.ends())
-        own = {"producer": self._pair.turn, "id_scheme": ID_SCHEME, **self.tails.note_all()}
+        own = {"producer": self._pair.turn, **self.tails.note_all()}
         value = record.model_copy(update=own).model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
         self._commit_open(time.monotonic() + self._deadline_s)

@@ -32,7 +32,6 @@ def record(end_lsn: int, producer: int = 0) -> ProgressRecord:
         seq=0,
         ts_ms=0,
         producer=producer,
-        id_scheme=2,
     )
 
 
