@@ -169,8 +169,8 @@ class SnapshotProgress(_Part):
     rows_estimate: int = -1
     """How many rows the server believes the table to have; -1: not known."""
     began_ms: int = 0
-    waiting: int = -1
-    """How many of the snapshot's tables had rows left to read then; -1: not known."""
+    waiting: int
+    """How many of the snapshot's tables had rows left to read then."""
     refused: dict[str, str] = {}
     """`schema.table` -> why its rows could not be read then."""
     read_from: ReadFrom = ""

@@ -65,8 +65,6 @@ def status(
                 print_tables(seen.tables, seen.states, mode)
                 for name, reason in seen.refused.items():
                     typer.echo(f"not read: {name} {reason}")
-                for unjudged in seen.not_judged:
-                    typer.echo(f"not judged: {unjudged}")
                 if stalled_s := seen.stalled_s(time.time()):
                     typer.echo(
                         f"no rows have come for {stalled_s:.0f} s: the log of the bridge says what "
@@ -85,7 +83,7 @@ class Seen(NamedTuple):
     asked: list[SnapshotRequest]
     states: list[str]
     waiting: int
-    """How many tables had rows left to read at the last chunk; -1: not known."""
+    """How many tables had rows left to read at the last chunk."""
     refused: dict[str, str]
     """`schema.table` -> why its rows could not be read then."""
 
@@ -97,16 +95,6 @@ class Seen(NamedTuple):
         done = all(said in FINISHED for said in self.states)
         told = self.waiting == 0 and not self.refused
         return bool(self.tables) and not ahead - names and done and told
-
-    @property
-    def not_judged(self) -> list[str]:
-        """The questions that Kafka's records leave open."""
-        if not self.tables or self.waiting >= 0:
-            return []
-        return [
-            "whether other tables have rows left to read: an older release wrote the last record; "
-            "a bridge that runs tells it"
-        ]
 
     def stalled_s(self, now: float) -> float:
         """Return since when no rows have come, as seconds; 0: not for long, or none are to come.
@@ -137,7 +125,6 @@ class Seen(NamedTuple):
             "tables": tables,
             "signals": asked,
             "refused": self.refused,
-            "not_judged": self.not_judged,
             "stalled_s": round(self.stalled_s(time.time()), 1),
         }
 
@@ -154,7 +141,7 @@ def _look(topics: Topics, slot: str) -> Seen:
     known = look_for_known(topics)
     tables = [one for one in known.progress if one.slot == slot]
     asked = [one for one in known.requests if one.slot == slot]
-    waiting, refused = (tables[-1].waiting, tables[-1].refused) if tables else (-1, {})
+    waiting, refused = (tables[-1].waiting, tables[-1].refused) if tables else (0, {})
     tables.sort(key=lambda one: (one.schema_, one.table))
     return Seen(tables, asked, [state(one, asked) for one in tables], waiting, refused)
 

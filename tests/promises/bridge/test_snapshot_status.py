@@ -1,7 +1,6 @@
 """`slotbridge snapshot status`: rows, bytes, rate and time left of each table."""
 
 import json
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,7 +11,6 @@ from services.bridge.cli import snapshot as snapshot_command
 from services.bridge.cli.app import app
 from services.bridge.cli.snapshot_bars import Bars
 from services.bridge.failpoints import VARIABLE
-from services.bridge.snapshot.progress import Known
 from tests.bridge.snapshot.test_progress import progress, shape
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.snapshots import INITIAL, await_chunks, done, fill, hasten, rows_a_second
@@ -38,25 +36,6 @@ def test_bars_of_tables_that_come_and_end(capsys: pytest.CaptureFixture[str]) ->
         bars.show([told()], ["being read"])
         bars.show([told(done=True, rows=7_000)], ["done"])
     assert "7,000" in capsys.readouterr().out
-
-
-def test_fields_missing_in_records_of_an_older_release_are_not_judged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """How many tables wait: all that Kafka knows of are done, and others may have rows left."""
-    config = tmp_path / "slotbridge.yaml"
-    config.write_text(
-        "source: {conninfo: dbname=d, slot: s}\n"
-        "kafka: {bootstrap_servers: localhost, topic_prefix: p}\n"
-        "snapshot: {mode: initial}\n"
-    )
-    answers = []
-    for waiting in (-1, 0):
-        known = Known([told(done=True, waiting=waiting)], [], [], [])
-        monkeypatch.setattr(snapshot_command, "look_for_known", lambda _, known=known: known)
-        answers.append(CliRunner().invoke(app, ["snapshot", "status", "--config", str(config)]))
-    assert [one.exit_code for one in answers] == [1, 0], answers[0].output
-    assert "not judged" in answers[0].output and "not judged" not in answers[1].output
 
 
 @pytest.mark.parametrize(

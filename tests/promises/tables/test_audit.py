@@ -488,6 +488,7 @@ def test_which_tables_have_all_their_rows_in_kafka() -> None:
         timeline=2,
         commit_lsn=600,
         seq=3,
+        waiting=0,
         ts_ms=0,
     )
 
