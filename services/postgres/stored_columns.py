@@ -53,11 +53,6 @@ class StoredColumns:
     publication: StoredPublication
 
 
-_TEXT_FORMS: Final[LiteralString] = (
-    "SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'; SET LOCAL timezone = 'UTC';"
-    " SET LOCAL extra_float_digits = 3; SET LOCAL bytea_output = 'hex'"
-)
-"""Values have the text forms that the replication connection asks for."""
 _STORED: Final[LiteralString] = """
     WITH RECURSIVE part (oid, kind) AS (
       SELECT oid, relkind FROM pg_class WHERE oid = %(oid)s::oid
@@ -113,10 +108,8 @@ def stored_columns(
     (set by ADD COLUMN) and RelationClearMissing (a rewrite).
     """
     asked = {"oid": relation_oid, "publication": publication}
-    with connection.transaction():
-        connection.execute(_TEXT_FORMS)
-        rows = connection.execute(_STORED, asked).fetchall()
-        published = connection.execute(_PUBLISHED, asked).fetchone()
+    rows = connection.execute(_STORED, asked).fetchall()
+    published = connection.execute(_PUBLISHED, asked).fetchone()
     if not rows or published is None:
         return None
     relfilenode, changed_by, rewritten, next_xid = rows[0][:4]

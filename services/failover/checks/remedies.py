@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from services.failover.model.conninfo import Conninfo
     from services.failover.model.view import Node
 
-SLOT_NAME_LENGTH_MAX = 63
-
 
 def order(server: str, *sql: str) -> Order:
     """Return statements that have no secrets in them."""
