@@ -27,7 +27,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from benchmarks.bridge import Connection, Figures, connect, report, wait_until
 from services.demo.copies import committed
 from services.testbed.bed import Bed
-from services.testbed.debezium import Connector, Debezium
+from tests.providers.debezium import Connector, Debezium
 
 NARROW: Final = "narrow"
 WIDE: Final = "wide"

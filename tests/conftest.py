@@ -31,12 +31,12 @@ from hypothesis import settings
 
 from schemas.errors import SetupError
 from services.testbed.other_postgres import major_of
-from services.testbed.registry import Registry, registry
 from tests import shards
 from tests.progress import Progress
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
 from tests.providers.memory import delete_left_behind, roomy_memory
+from tests.providers.registry import Registry, registry
 from tests.scheduling import weight
 from tests.serverless import NEEDS_SERVERS, no_servers
 

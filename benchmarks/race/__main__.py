@@ -27,7 +27,7 @@ from benchmarks.race.workload_run import LAPS, Trial, WorkloadRun, warm_up
 from benchmarks.race.workloads import WORKLOADS
 from schemas.kafka import Format
 from services.testbed.jars import LOCK_FILE, read_lock
-from services.testbed.registry import registry
+from tests.providers.registry import registry
 
 CONTENDERS: Final = ("pg_recvlogical", "slotbridge", "debezium", "debezium-eos")
 QUICK_WORKLOADS: Final = "a,c,h"

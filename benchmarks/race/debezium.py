@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.race.contenders import JSON, PUBLICATION, SlotCopy
 from benchmarks.race.formats import RacedFormat
-from services.testbed.debezium import Connector, Debezium, DistributedDebezium
+from tests.providers.debezium import Connector, Debezium, DistributedDebezium
 
 BATCH: Final[Mapping[str, str | int]] = {
     "max.batch.size": 8192,

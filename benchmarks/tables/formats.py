@@ -23,9 +23,9 @@ from schemas.kafka import Format
 from schemas.registry import RegistrySettings
 from services.bridge.events.formats import avro, connect, protobuf
 from services.testbed.java import short_lived_spark
-from services.testbed.registry import Registry, registry
 from spark_consumers.epochs import job
 from spark_consumers.epochs.report import EpochReport
+from tests.providers.registry import Registry, registry
 
 _COLUMNS: Final = {
     **dict.fromkeys(("aid", "bid", "abalance"), connect.plain("int32")),

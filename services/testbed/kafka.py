@@ -1,6 +1,6 @@
 """A real Kafka broker: a KRaft node from locked jars, on a Java that the machine has or not.
 
-It is a cluster by itself, or one node of `services.testbed.kafka_cluster`.
+It is a cluster by itself, or one node of a cluster.
 """
 
 import secrets

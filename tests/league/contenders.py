@@ -15,10 +15,10 @@ import psycopg
 
 from schemas.errors import SlotbridgeError
 from services.testbed.bed import Bed
-from services.testbed.debezium import Connector, Debezium, DistributedDebezium
 from services.testbed.java import SHORT_LIVED
 from tests.league.load import PUBLICATION
 from tests.promises.bridge.running import Bridge
+from tests.providers.debezium import Connector, Debezium, DistributedDebezium
 from tests.torture.brokers import Brokers
 
 _RESTART_PAUSE_S: Final = 0.5

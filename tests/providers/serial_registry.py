@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from services.testbed.registry import registry
+from tests.providers.registry import registry
 from tests.providers.waiting import patient
 
 _OF_ONE_CONNECTION: Final = {

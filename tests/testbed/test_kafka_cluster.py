@@ -7,9 +7,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from services.testbed.kafka_cluster import KafkaCluster
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
+from tests.providers.kafka_cluster import KafkaCluster
 from tests.providers.waiting import patient
 
 

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient
 
 from schemas.errors import SlotbridgeError
 from services.testbed.kafka import KafkaBroker
-from services.testbed.kafka_cluster import KafkaCluster
 from tests.promises.bridge.faults.markers import forget_markers
+from tests.providers.kafka_cluster import KafkaCluster
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
 from tests.torture.checker import KafkaTransactionOf

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 from services.testbed.bed import Bed
 from services.testbed.jars import TLS_POSTGRES
 from services.testbed.kafka import KafkaBroker
-from services.testbed.kafka_cluster import BROKERS, KafkaCluster
 from services.testbed.pair import Pair
 from services.testbed.postgres import PostgresServer
+from tests.providers.kafka_cluster import BROKERS, KafkaCluster
 from tests.providers.proxy import Proxy
 from tests.providers.secured import SASL_PASSWORD, Certificates, scram_options, scram_settings
 from tests.torture.brokers import Brokers

@@ -18,7 +18,6 @@ import yaml
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from services.testbed.debezium import Connector, Debezium, DistributedDebezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
 from tests.promises.adoption import pgbench_load
@@ -26,6 +25,7 @@ from tests.promises.adoption.load import SETUP, Compared, Decode, Load, compare,
 from tests.promises.adoption.pgbench_load import PgbenchLoad
 from tests.promises.bridge.running import Bridge
 from tests.providers.databases import REMOVED, connect, create, once_free, origins
+from tests.providers.debezium import Connector, Debezium, DistributedDebezium
 from tests.providers.interface import Broker, Server
 from tests.providers.waiting import eventually, patient
 

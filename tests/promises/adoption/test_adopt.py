@@ -23,12 +23,12 @@ from services.adoption.offsets import offset_key, read_map, write_map
 from services.bridge.failpoints import OF_A_RELEASE, OF_AN_ADOPTION, VARIABLE
 from services.bridge.snapshot.progress import progress_event
 from services.bridge.source.witness import ORIGIN_PREFIX
-from services.testbed.debezium import Debezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
 from tests.promises.adoption.ground import PROGRAM, Taken, connectors, kill_at_random, run
 from tests.promises.bridge.reading import committed
+from tests.providers.debezium import Debezium
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually, patient
 

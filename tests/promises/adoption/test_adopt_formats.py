@@ -16,12 +16,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from schemas.errors import ExitCode
 from services.testbed.processes import Processes
-from services.testbed.registry import Registry, registry
 from services.testbed.users import server_user
 from tests.promises.adoption.ground import Taken, connectors, kill_at_random
 from tests.promises.adoption.load import KEYED, Decode, plain_json
 from tests.promises.bridge.reading import committed
 from tests.providers.interface import Broker, Provider
+from tests.providers.registry import Registry, registry
 
 NUMBERED = """
     CREATE TABLE numbered (

@@ -11,11 +11,11 @@ import yaml
 from schemas.errors import ExitCode
 from services.adoption.connector import JSON_CONVERTER
 from services.bridge.failpoints import VARIABLE
-from services.testbed.debezium import Connector
 from tests.promises.adoption.ground import run
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.snapshots import INITIAL, await_chunks, fill, read_all, rows_a_second
+from tests.providers.debezium import Connector
 from tests.providers.interface import Provider
 
 

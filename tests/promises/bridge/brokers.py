@@ -18,11 +18,11 @@ import psycopg
 
 from services.testbed.bed import Bed
 from services.testbed.kafka import KafkaBroker
-from services.testbed.kafka_cluster import KafkaCluster
 from services.testbed.pair import create_database
 from tests.promises.bridge.faults.load import TABLE, Load
 from tests.promises.bridge.oracle import assert_rebuilt
 from tests.promises.bridge.running import Bridge
+from tests.providers.kafka_cluster import KafkaCluster
 
 DOWN_S: Final = 12.0
 """Longer than a broker's session: others lead its partitions by then."""

@@ -25,7 +25,6 @@ from services.bridge import failpoints
 from services.bridge.progress.errors import OtherStorage
 from services.bridge.sink.object_storage import Bucket
 from services.bridge.sink.storage_identity import MARKER, judge_storage
-from services.testbed.registry import registry
 from tests.marks import long_but
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.reading import committed
@@ -35,6 +34,7 @@ from tests.promises.bridge.test_schema_registry import PARTS, READERS
 from tests.promises.tables.object_storage import KEY, REGION, SECRET, ObjectStorage, object_storage
 from tests.providers.interface import Provider
 from tests.providers.proxy import Proxy
+from tests.providers.registry import registry
 from tests.providers.standstill import Standstill
 from tests.providers.waiting import eventually, patient, patient_ms
 

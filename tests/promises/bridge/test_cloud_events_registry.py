@@ -14,13 +14,13 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField
 
 from services.bridge.events.formats.protobuf import message_class
-from services.testbed.registry import Registry
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.reading import read_committed
 from tests.promises.bridge.test_cloud_events import read
 from tests.promises.bridge.test_schema_registry import READERS
 from tests.promises.bridge.values.protobuf_reader import compiled, document
 from tests.providers.interface import Broker, Provider
+from tests.providers.registry import Registry
 from tests.providers.waiting import patient
 
 CHANGES = (

@@ -7,11 +7,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from services.testbed.registry import Registry
 from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Broker, Provider, Server
 from tests.providers.jdbc_sink import JdbcSink
+from tests.providers.registry import Registry
 from tests.providers.waiting import eventually
 
 TABLES = """

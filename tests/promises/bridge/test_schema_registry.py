@@ -25,7 +25,6 @@ from schemas.errors import ExitCode, SlotbridgeError
 from schemas.registry import RegistrySettings
 from services.bridge.events.formats.protobuf import message_class
 from services.kafka.schema_registry import SchemaRegistry
-from services.testbed.registry import API, Registry, registry
 from tests.promises.bridge.reading import committed, read_committed
 from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.values import samples
@@ -35,6 +34,7 @@ from tests.promises.bridge.values.forms import DEBEZIUM
 from tests.promises.bridge.values.protobuf_reader import compiled, document
 from tests.promises.bridge.values.two_publishers import fill, make_tables
 from tests.providers.interface import Broker, Provider
+from tests.providers.registry import API, Registry, registry
 from tests.providers.secured import Certificates
 from tests.providers.waiting import eventually, patient, patient_ms
 

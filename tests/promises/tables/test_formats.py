@@ -12,7 +12,6 @@ from schemas.errors import BadInput, ExitCode, Retryable, SetupError
 from schemas.events import UNAVAILABLE
 from schemas.kafka import KafkaSettings
 from schemas.registry import RegistrySettings
-from services.testbed.registry import Registry, registry
 from spark_consumers.blame import blame
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.kafka.formats import as_plain_json
@@ -24,6 +23,7 @@ from tests.promises.bridge.running import Bridge
 from tests.promises.tables.conftest import NewPipeline, Pipeline
 from tests.promises.tables.tables import ROWS, TABLES
 from tests.providers.interface import Provider
+from tests.providers.registry import Registry, registry
 from tests.providers.waiting import patient
 
 FORMATS = ("json_schema_envelope", "json_schema", "avro", "protobuf")

@@ -6,11 +6,11 @@ import psycopg
 import pytest
 
 from services.testbed.kafka import KafkaBroker
-from services.testbed.kafka_cluster import KafkaCluster
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
 from tests.promises.bridge.faults.load import TABLE, Load
 from tests.providers.interface import Provider
+from tests.providers.kafka_cluster import KafkaCluster
 from tests.providers.proxy import Proxy
 
 

@@ -31,7 +31,6 @@ from services.bridge.sink.partition_ends import check_tails, noted
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.testbed.kafka import KafkaBroker
-from services.testbed.kafka_cluster import KafkaCluster
 from tests.promises.bridge.brokers import FAULTS
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.faults.load import Load, assert_intact, await_session
@@ -39,6 +38,7 @@ from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.test_refusals import last_line
 from tests.promises.bridge.test_status import as_json
 from tests.promises.bridge.test_topics import record
+from tests.providers.kafka_cluster import KafkaCluster
 from tests.providers.waiting import eventually, patient
 
 

@@ -16,7 +16,6 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from psycopg import sql
 
 from services.demo.copies import committed_messages
-from services.testbed.debezium import Connector, Debezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
 from services.testbed.users import server_user
@@ -24,6 +23,7 @@ from tests.promises.bridge.reading import committed
 from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.values import samples
 from tests.promises.bridge.values.forms import DEBEZIUM
+from tests.providers.debezium import Connector, Debezium
 from tests.providers.interface import Broker
 from tests.providers.serial_registry import SerialRegistry, serial_registry
 from tests.providers.waiting import eventually, patient

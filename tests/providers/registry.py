@@ -11,6 +11,7 @@ from typing import Final
 from services.testbed import jars, procfs
 from services.testbed.java import find_java_home
 from services.testbed.ports import free_port, is_free
+from tests.providers.waiting import patient
 
 API: Final = "/apis/ccompat/v7"
 _START_S: Final = 600.0
@@ -27,7 +28,7 @@ class Registry:
         self._process: subprocess.Popen[bytes] | None = None
         (archive,) = jars.resolve("registry")
         with tarfile.open(archive) as content:
-            content.extractall(folder)  # noqa: S202 - its checksum is verified
+            content.extractall(folder)
         (self._jar,) = folder.glob("*-runner.jar")
 
     @property
@@ -73,7 +74,7 @@ class Registry:
         """Kill the registry's process, and wait for its end."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(timeout=300)
+            self._process.wait(timeout=patient(30))
             self._process = None
 
 

@@ -24,6 +24,7 @@ from services.testbed.jars import class_path
 from services.testbed.java import find_java_home
 from services.testbed.ports import LOOPBACK, free_port
 from services.testbed.processes import Processes
+from tests.providers.waiting import patient
 
 _START_TIMEOUT_S = 900.0
 _STOP_TIMEOUT_S = 120.0
@@ -255,7 +256,7 @@ class DistributedDebezium(Debezium):
     def _hand_over(self, url: str, connector: Connector) -> None:
         """Make the connector, or find it as it is; a worker that was killed has it still."""
         config = {key: str(value) for key, value in connector.properties().items()}
-        request = urllib.request.Request(  # noqa: S310 - http, of this machine
+        request = urllib.request.Request(
             f"{url}/{connector.name}/config",
             data=json.dumps(config).encode(),
             headers={"Content-Type": "application/json"},
@@ -267,7 +268,7 @@ class DistributedDebezium(Debezium):
                 log = self.log.read_text(encoding="utf-8", errors="replace")
                 raise RuntimeError(f"Connect ended:\n{log[-3000:]}")
             try:
-                with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+                with urllib.request.urlopen(request, timeout=patient(10)) as answer:
                     return bool(answer.status in (200, 201))
             except urllib.error.HTTPError as error:
                 if error.code in (404, 409, 500, 503):  # the worker still joins its group
