@@ -10,7 +10,10 @@
 Every service raises subclasses or instances of these; foreign errors are translated at the seam.
 """
 
+import contextlib
+from collections.abc import Iterator
 from enum import IntEnum
+from pathlib import Path
 
 from schemas.lsn import format_lsn
 
@@ -127,3 +130,13 @@ class BadInput(SlotbridgeError):
     """One message, record or value can't be processed; it is named, and nothing is skipped."""
 
     exit_code = ExitCode.UNDECODABLE
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the block name the file: Python does so where it opens one, and else not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

@@ -152,7 +152,7 @@ _FILES = (Retryable, ExitCode.NO_DESCRIPTORS, "raise the limit of open files (ul
 _DENIED = (SetupError, ExitCode.PRIVILEGE_MISSING, "let the user of slottables read and write it")
 _AWAY = (Retryable, ExitCode.SERVER_UNREACHABLE, "check that the server runs, and its address")
 _SYSTEM: dict[int, tuple[type[SlotbridgeError], ExitCode, str]] = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), _FILES),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _DENIED),
     **dict.fromkeys((errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT), _AWAY),
@@ -169,7 +169,7 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         " names the topic and what helps",
     ),
     (
-        r"No space left on device",
+        r"No space left on device|Disk quota exceeded|File too large|SQLITE_FULL",
         SetupError,
         ExitCode.DISK_FULL,
         "the disk is full",

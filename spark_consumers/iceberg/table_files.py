@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from schemas.errors import naming
 from spark_consumers.java import java_class
 from spark_consumers.key_index.deletion_vectors import vector_of
 
@@ -100,7 +101,7 @@ def write_file(table: Any, path: str, content: bytes) -> None:
     """Write a new file; its folder need not be there (write.object-storage.enabled)."""
     if _is_local(path):
         _local(path).parent.mkdir(parents=True, exist_ok=True)
-        with _local(path).open("xb") as file:
+        with naming(_local(path)), _local(path).open("xb") as file:
             file.write(content)
         return
     stream = table.io().newOutputFile(path).create()

@@ -12,7 +12,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.errors import ExitCode, Retryable, SetupError, naming
 from schemas.settings import SourceSettings
 from services.postgres.sessions import TABLES, Session, open_session
 from spark_consumers.events.columns import ColumnShape
@@ -166,7 +166,7 @@ def column_layers(connection: psycopg.Connection, table: tuple[str, str]) -> dic
 def _write_file(lines: Iterator[bytes | bytearray | memoryview], path: Path) -> bool:
     """Write lines up to FILE_BYTES_MAX; whether there may be more."""
     size = 0
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         for line in lines:
             size += file.write(line)
             if size >= FILE_BYTES_MAX:

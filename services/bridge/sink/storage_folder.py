@@ -33,7 +33,7 @@ _MARKER_MODE: Final = 0o644
 _PARTIAL: Final = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}")
 """Names of files that are not written whole."""
 _STALE_S: Final = 3600
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ACCESS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FOLDER: Final = (errno.ENOENT, errno.ENOTDIR)
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)

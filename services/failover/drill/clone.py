@@ -208,9 +208,17 @@ class Clone:
 
     def _write(self, name: str, text: str) -> None:
         path = self._data / name
-        with host_programs.acting_as(self._programs.os_user):
-            path.write_text(text, encoding="utf-8")
-            path.chmod(0o600)
+        try:
+            with host_programs.acting_as(self._programs.os_user):
+                path.write_text(text, encoding="utf-8")
+                path.chmod(0o600)
+        except OSError as error:
+            raise SetupError(
+                f"can't write {path}: {error.strerror}",
+                operation="drill",
+                hint="free space there, or choose another failover.drill.folder",
+                exit_code=ExitCode.DISK_FULL,
+            ) from error
 
     def _last_words(self) -> str:
         log = self.folder / "log"

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.errors import ExitCode, Retryable, SetupError, naming
 from services.failover.execute import host_programs
 from services.failover.execute.data_folder import DataFolder
 from services.failover.execute.rejoin_preflight import Source, discarded, preflight
@@ -146,7 +146,7 @@ class _Rebuild:
         return bool(made_from) and made_from == self._source.identity
 
     def _note_done(self, what: str) -> None:
-        with self._files():
+        with self._files(), naming(self._kept / what):
             (self._kept / what).write_text(self._source.identity, encoding="utf-8")
 
     def _rewind(self, environment: dict[str, str]) -> str:
@@ -309,7 +309,8 @@ class _Rebuild:
 
 def _write(path: Path, text: str) -> None:
     new = path.with_name(f"{path.name}.slotfailover")  # a full disk leaves the old one whole
-    new.write_text(text, encoding="utf-8")
+    with naming(new):
+        new.write_text(text, encoding="utf-8")
     new.chmod(0o600)
     new.replace(path)
 

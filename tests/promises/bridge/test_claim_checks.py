@@ -4,6 +4,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import resource
 import signal
 import uuid
 from collections.abc import Callable, Iterator
@@ -629,3 +630,21 @@ def test_a_bucket_without_conditions_gets_an_id_and_one_in_conflict_none(
     with contextlib.closing(Bucket(settings)) as bucket:
         answering(bucket, lambda condition: "NotImplemented" if condition else "").claim(id_)
         assert bucket.identify() == id_
+
+
+@pytest.mark.long
+def test_a_folder_on_a_full_disk_is_named_and_nothing_is_lost(
+    stopped: tuple[Bridge, Path], source: tuple[str, Run]
+) -> None:
+    """A file that can't grow is what a full disk is to it."""
+    bridge, folder = stopped
+    _, run = source
+    bridge.start().streaming()
+    resource.prlimit(bridge.pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
+    run("INSERT INTO doc VALUES ('2', repeat('2', 400000), NULL, NULL, 2)")
+    assert bridge.exit_code() == ExitCode.DISK_FULL, bridge.output
+    told = bridge.output.splitlines()[-1]
+    assert folder.as_uri() in told and "make room there" in told, told
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [MARKER]
+    bridge.start().streaming().caught_up()
+    assert referred(bridge, folder) == {1: "1" * 2000, 2: "2" * 400000}

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import resource
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from spark_consumers.audit.report import TableAudit
 from spark_consumers.audit.schedule import repeated, scheduled
 from spark_consumers.epochs.audit_log import AuditLog
 from spark_consumers.epochs.audit_result import AuditResult
+from spark_consumers.failures import translated
 from spark_consumers.iceberg import catalog, table_files
 from spark_consumers.operations import Operator
 from spark_consumers.session import session_beside
@@ -84,13 +87,17 @@ def test_a_disk_that_is_full_is_told_where_a_file_is_written(
 ) -> None:
     monkeypatch.setattr(table_files, "_local", lambda _: _Full())
     assert ended(lambda: table_files.write_file(None, "/t/x.puffin", b"x")) == ExitCode.DISK_FULL
-    assert "No space left on device" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "No space left on device" in told and "/t/x.puffin" in told
 
 
 class _Full:
     """A file on a disk that is full."""
 
     parent = Path("/tmp")
+
+    def __str__(self) -> str:
+        return "/t/x.puffin"
 
     def open(self, _mode: str) -> Any:
         return Path("/dev/full").open("wb", buffering=0)
@@ -127,6 +134,35 @@ def test_a_catalog_that_is_down_is_unreachable(
         assert ended(work) == ExitCode.SERVER_UNREACHABLE
         told = capsys.readouterr().err
         assert "catalog" in told and "Traceback" not in told
+
+
+@pytest.mark.long
+def test_a_disk_that_is_full_while_rows_are_written_loses_none(
+    spark: SparkSession, new_pipeline: NewPipeline
+) -> None:
+    """A file that can't grow is what a full disk is to Java."""
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(ONE)
+    insert(pipeline, ONE, 1)
+    pipeline.apply()
+    texts = {number: secrets.token_hex(200_000) for number in (2, 3)}
+    with pipeline.publisher.transaction() as t:
+        for number, text in texts.items():
+            t.insert(ONE, {"id": number, "v": text})
+    assert spark._jvm is not None
+    java = spark._jvm.java.lang.ProcessHandle.current().pid()
+    _, most = resource.prlimit(java, resource.RLIMIT_FSIZE)
+    resource.prlimit(java, resource.RLIMIT_FSIZE, (300_000, most))
+    try:
+        with pytest.raises(Exception) as caught:  # of Spark or of ours
+            pipeline.apply()
+    finally:
+        resource.prlimit(java, resource.RLIMIT_FSIZE, (most, most))
+    assert translated(caught.value, "apply an epoch").exit_code == ExitCode.DISK_FULL
+    pipeline.restart()
+    pipeline.apply()
+    assert {row["id"]: row["v"] for row in pipeline.rows("one") if row["id"] in texts} == texts
+    assert len(pipeline.rows("one")) == 3
 
 
 @pytest.mark.long
