@@ -61,7 +61,9 @@ TABLES: LiteralString = """
     CREATE TABLE people (name citext, state mood, code varchar(9), n int,
                          PRIMARY KEY (name, state, code));
     CREATE TABLE known (id uuid PRIMARY KEY, n int);
-    CREATE PUBLICATION bank FOR TABLE kinds WHERE (id > 0 AND id < 100000), people, known;
+    CREATE TABLE signals (id varchar(42) PRIMARY KEY, type varchar(32) NOT NULL,
+                          data varchar(2048));
+    CREATE PUBLICATION bank FOR TABLE kinds WHERE (id > 0 AND id < 100000), people, known, signals;
 """
 ROWS: LiteralString = """
     INSERT INTO public.kinds SELECT {first} + n, 'übrig' || n,
@@ -127,6 +129,7 @@ PLANTED: LiteralString = """
           FROM unnest(ARRAY['=', '>', '>=', '<', '<=', '<>']) o (name),
                unnest(ARRAY['public.mood', 'character varying', 'boolean', '"char"']) t (kind)
         UNION ALL VALUES ('=', 'oid'::regtype, 'bigint'::regtype, 'boolean'::regtype, 2::oid),
+          ('=', 'oid', 'integer', 'boolean', 3),
           ('||', 'text', 'name', 'text', 2), ('||', 'name', 'text', 'text', 2)
       LOOP
         EXECUTE format('CREATE FUNCTION public.op_%s_%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS %L',
@@ -252,15 +255,24 @@ def test_the_whole_way_under_hostile_settings_and_beside_planted_objects(
     run(trio.primary, trio.dbname, *(f"DELETE FROM {table} WHERE n > 100" for table in TABLE_NAMES))
 
     make_hostile(trio)
-    roles = make_roles(Boss(trio.primary), trio.dbname, publication="bank")  # type: ignore[arg-type]
+    roles = make_roles(
+        Boss(trio.primary),  # type: ignore[arg-type]
+        trio.dbname,
+        publication="bank",
+        snapshot=True,
+    )
     nobody_ran(trio.primary, trio.dbname)
     given = environment(tmp_path, trio, roles.bridge)
-    bridge = new_bridge("service=bank", publication="bank", snapshot=small)
+    signalled = {**small, "signal_table": "public.signals"}
+    signalled["conninfo"] = trio.standby.conninfo(trio.dbname, user=roles.snapshot)
+    bridge = new_bridge("service=bank", publication="bank", snapshot=signalled)
     _publish(bridge.start(**given), trio)
     for table in TABLE_NAMES:
         assert values(bridge, table) == values(plain, table), table
     _verify_reads(trio, roles.tables, tmp_path)
+    _ask_for_rows(bridge, trio)
     nobody_ran(trio.primary, trio.dbname)
+    nobody_ran(trio.standby, trio.dbname)
 
     await_ready(trio.primary, trio.standby, bridge.slot)
     names = {"a": trio.primary, "b": trio.standby}
@@ -288,6 +300,30 @@ def _publish(bridge: Bridge, trio: Trio) -> None:
     eventually(lambda: DONE in bridge.output, what="the snapshot is done")
     run(trio.primary, trio.dbname, ROWS.format(first=1000))
     bridge.caught_up(primary)
+
+
+def _ask_for_rows(bridge: Bridge, trio: Trio) -> None:
+    """A signal has its rows where a condition's operators are pg_catalog's, and none elsewhere."""
+    before = [op for _, op, _ in values(bridge, "people")].count("r")
+    for id_, table, condition in (
+        ("own type", "public.people", "state::text = 'ok'"),
+        ("planted operator", "public.kinds", "note = 'übrig1'"),
+    ):
+        data = {
+            "data-collections": [table],
+            "additional-conditions": [{"data-collection": table, "filter": condition}],
+        }
+        with databases.connect(trio.primary, trio.dbname) as connection:
+            signal = (id_, "execute-snapshot", json.dumps(data))
+            connection.execute("INSERT INTO public.signals VALUES (%s, %s, %s)", signal)
+    eventually(
+        lambda: (
+            [one[2]["note"] for one in values(bridge, "kinds") if one[1] == "r"].count("übrig1") > 1
+        ),
+        what="the rows of a signal come",
+    )
+    assert "with a condition on 'state'" in bridge.output
+    assert [op for _, op, _ in values(bridge, "people")].count("r") == before
 
 
 def _verify_reads(trio: Trio, role: str, folder: Path) -> None:

@@ -32,7 +32,7 @@ from services.bridge.events.event import Event
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.snapshot.places import Beginning, Place, RowsBefore, beginning_of
 from services.bridge.snapshot.requests import asked_of
-from services.bridge.snapshot.tables import TableShape
+from services.bridge.snapshot.tables import SettingsCondition, TableShape
 
 Snapshot = Literal["true", "first", "last"]
 
@@ -268,7 +268,7 @@ def condition(settings: SnapshotSettings, schema: str, table: str) -> str:
     """Return the condition that the settings have for a table's rows, "" for none."""
     for pattern, text in settings.where.items():
         if table_matches(pattern, schema, table):
-            return text
+            return SettingsCondition(text)
     return ""
 
 

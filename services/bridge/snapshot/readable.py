@@ -12,6 +12,7 @@ from schemas.errors import SettingsError
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import Relation
 from services.bridge.snapshot.progress import SnapshotPlan
+from services.bridge.snapshot.signal_conditions import foreign_name
 
 _OPERATION: Final = "begin the snapshot"
 
@@ -21,6 +22,19 @@ def refuse_parked(found: SnapshotPlan, parked: Callable[[Relation], str]) -> Non
     for name, table in list(found.tables.items()):
         if not table.done and (reason := parked(table.shape.relation)):
             found.refuse(name, reason)
+
+
+def refuse_conditions(found: SnapshotPlan) -> None:
+    """Refuse the tables whose signal has a condition that could call somebody's function."""
+    for name, table in list(found.tables.items()):
+        foreign = table.asked and foreign_name(table.where, table.shape.built_in_columns)
+        if foreign and not table.done:
+            found.refuse(
+                name,
+                f"is asked for with a condition on {foreign}, which is no published column of a "
+                "built-in type",
+                f"send a signal with another condition, or `slotbridge snapshot stop {name}`",
+            )
 
 
 def refuse_unfit(found: SnapshotPlan, shaping: Shaping) -> None:

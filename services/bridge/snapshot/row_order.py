@@ -8,14 +8,18 @@ import re
 from typing import Final, LiteralString, NamedTuple
 
 from services.bridge.snapshot.tables import TableShape, filtered
-from services.postgres.server import Connection
+from services.postgres.sessions import Session, names_as_meant
 
+_NAMED: LiteralString = """
+    SELECT name, pg_catalog.to_regcollation(name)::pg_catalog.oid
+      FROM pg_catalog.unnest(%s::pg_catalog.text[]) name
+"""
 _VERSIONS: LiteralString = """
     SELECT DISTINCT used.name, used.version
       FROM (SELECT coalesce(nullif(a.attcollation, 0), r.rngcollation)
               FROM pg_attribute a LEFT JOIN pg_range r ON r.rngtypid = a.atttypid
              WHERE a.attrelid = %(table)s::oid AND a.attnum > 0 AND a.attname = ANY (%(columns)s)
-             UNION SELECT to_regcollation(name) FROM unnest(%(named)s::text[]) name) needed (oid)
+             UNION SELECT unnest(%(named)s::oid[])) needed (oid)
       JOIN pg_database d ON d.datname = current_database()
       JOIN LATERAL (
            SELECT format('%%I.%%I', n.nspname, c.collname),
@@ -28,7 +32,6 @@ _VERSIONS: LiteralString = """
            ) used (name, provider, locale, version)
            ON used.provider = 'i'
               OR used.provider = 'c' AND used.locale !~* '^(c|posix|c\\..*)$'
-    UNION SELECT name, NULL FROM unnest(%(named)s::text[]) name WHERE to_regcollation(name) IS NULL
 """
 """Source: pg_locale_libc.c, get_collation_actual_version_libc: C and POSIX have no version."""
 
@@ -46,17 +49,21 @@ class OrderDifference(NamedTuple):
     not_judged: str
 
 
-def order_versions(connection: Connection, shape: TableShape, where: str) -> Versions:
-    """Read the versions that the order of a chunk depends on, and which of its rows are wanted."""
+def order_versions(session: Session, shape: TableShape, where: str) -> Versions:
+    """Read the versions that the order of a chunk depends on, and which of its rows are wanted.
+
+    In a transaction. Only the names of collations are found as a condition finds them.
+    """
     names = [column.name for column in shape.key]
     if filtered(shape, where):
         names += [column.name for column in shape.relation.columns]
-    given = {
-        "table": shape.relation.oid,
-        "columns": names,
-        "named": named_collations(f"{shape.row_filter}\n{where}"),
-    }
-    return dict(connection.execute(_VERSIONS, given).fetchall())
+    with names_as_meant(session):
+        condition = f"{shape.row_filter}\n{where}"
+        named = session.execute(_NAMED, [named_collations(condition)]).fetchall()
+    oids = [oid for _, oid in named if oid is not None]
+    given = {"table": shape.relation.oid, "columns": names, "named": oids}
+    unknown: Versions = {name: None for name, oid in named if oid is None}
+    return unknown | dict(session.execute(_VERSIONS, given).fetchall())
 
 
 def named_collations(condition: str) -> list[str]:

@@ -42,7 +42,7 @@ from services.bridge.source.server_errors import connect_error, server_error
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server, read_server
-from services.postgres.sessions import ROWS, Purpose, Session, names_as_meant, open_session
+from services.postgres.sessions import ROWS, Purpose, Session, open_session
 
 logger = structlog.get_logger(__name__)
 
@@ -153,8 +153,7 @@ class RowReader:
 
     def order_versions(self, shape: TableShape, where: str) -> Versions:
         """Read the versions of the collations that the table's chunks depend on."""
-        asked = self._statement("read the collations' versions", shape.name)
-        with asked, names_as_meant(self._rows):
+        with self._statement("read the collations' versions", shape.name):
             return order_versions(self._rows, shape, where)
 
     def read(

@@ -50,6 +50,7 @@ from services.bridge.snapshot.progress import (
     told_progress,
 )
 from services.bridge.snapshot.readable import (
+    refuse_conditions,
     refuse_parked,
     refuse_unfit,
     require_all_read,
@@ -255,6 +256,7 @@ class Snapshotter:
         found = plan(seen.shapes, *known, apart)
         found.deny(seen.denied, keyless=self._settings.conninfo is not None)
         refuse_parked(found, self._parked)
+        refuse_conditions(found)
         refuse_unfit(found, self._shaping)
         for name in self._failed.keys() & found.tables.keys():
             found.refuse(name, self._failed[name].message, self._failed[name].hint)

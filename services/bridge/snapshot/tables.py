@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
 from services.bridge.pgoutput.messages import Relation, Row
+from services.bridge.pgoutput.pg_types import TYPE_NAMES
 from services.postgres.identifiers import identifier
 
 CURSOR: Final = b"slotbridge_chunk"
@@ -67,6 +68,15 @@ class TableShape:
         return replace(self.relation, columns=tuple(columns))
 
     @property
+    def built_in_columns(self) -> set[str]:
+        """The names of the published columns whose types, or a domain's base type, are built in."""
+        return {
+            column.name
+            for column in self.relation.columns
+            if column.type_oid in TYPE_NAMES or column.type_name.startswith("pg_catalog.")
+        }
+
+    @property
     def identifier(self) -> str:
         """The table in SQL, without the tables that inherit from it."""
         relation = self.relation
@@ -109,8 +119,14 @@ def filtered(shape: TableShape, where: str) -> bool:
     return bool(shape.row_filter or where)
 
 
+class SettingsCondition(str):
+    """A condition whose names are found by the role's search_path; those of signals are not."""
+
+    __slots__ = ()
+
+
 class Query(NamedTuple):
-    """A query and its parameters. `meant`: a user's SQL is in it, with names as the user means."""
+    """A query and its parameters. `meant`: a SettingsCondition is in it."""
 
     text: bytes
     parameters: list[bytes]
@@ -147,7 +163,7 @@ def chunk_query(
             f" ORDER BY {order}"
         )
     declared = f"DECLARE {CURSOR.decode()} NO SCROLL CURSOR FOR {query}"
-    return Query(declared.encode(), parameters, bool(where))
+    return Query(declared.encode(), parameters, isinstance(where, SettingsCondition))
 
 
 def bounds_query(

@@ -10,7 +10,7 @@ from schemas.snapshot import SnapshotSettings
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.progress import Apart, Known, Owner, beginning_for, plan
-from services.bridge.snapshot.readable import refuse_unfit
+from services.bridge.snapshot.readable import refuse_conditions, refuse_unfit
 from services.bridge.snapshot.reader import Inspection, SnapshotReader
 from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.session_snapshot import look_for_known
@@ -54,6 +54,7 @@ def unread_tables(
     shaping = Shaping(settings.shaping, topics.prefix)
     apart = beginning and Apart(beginning, seen.places, seen.unpublished)
     found = plan(seen.shapes, known.progress, snapshot, shaping, owner, known.requests, apart)
+    refuse_conditions(found)
     refuse_unfit(found, shaping)
     planned = [name for name, table in found.tables.items() if not table.done]
     refused = [f"{name} ({reason})" for name, reason in found.refused.items()]

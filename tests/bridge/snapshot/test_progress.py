@@ -32,6 +32,7 @@ from services.bridge.snapshot.readable import refuse_unfit, require_all_read, re
 from services.bridge.snapshot.tables import (
     KeyColumn,
     KeyRange,
+    SettingsCondition,
     TableShape,
     bounds_query,
     chunk_query,
@@ -291,7 +292,7 @@ def test_workers_share_the_rows_and_the_memory_of_one_chunk(
 
 def test_a_chunk_of_a_filtered_table_looks_at_no_more_rows() -> None:
     found = shape("public.t", "id", row_filter="id > 1")
-    assert chunk_query(found, KeyRange(["1"], None), "note <> ''", 5) == (
+    assert chunk_query(found, KeyRange(["1"], None), SettingsCondition("note <> ''"), 5) == (
         b"DECLARE slotbridge_chunk NO SCROLL CURSOR FOR"
         b" SELECT CASE WHEN wanted THEN c0 END, CASE WHEN wanted THEN c1 END, k0, wanted"
         b' FROM (SELECT "id" AS c0, "note" AS c1, "id" AS k0,'
