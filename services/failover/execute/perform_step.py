@@ -1,6 +1,7 @@
 """One step, performed on its server and verified by observing again until the step's deadline."""
 
 import contextlib
+import errno
 import getpass
 import os
 import socket
@@ -77,12 +78,15 @@ def perform(
             hint="once the server answers: slotfailover resume",
         ) from error
     except OSError as error:  # of a file on this machine
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise SetupError(
-            f"{error.filename or 'a file'} can't be written: {error.strerror}",
+            f"{error.filename or 'a file'} can't be used: {error.strerror}",
             operation=step.text,
             subject=step.server,
-            hint="free space on this machine, then: slotfailover resume",
-            exit_code=ExitCode.DISK_FULL,
+            hint="free space on this machine, then: slotfailover resume"
+            if full
+            else host_programs.GO_ON,
+            exit_code=ExitCode.DISK_FULL if full else ExitCode.SERVER_SETTING,
         ) from error
     waits = Waits(tell, time.monotonic())
     while True:

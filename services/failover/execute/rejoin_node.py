@@ -18,6 +18,7 @@ made and moved by root, where that user may not write to their parent.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -146,8 +147,8 @@ class _Rebuild:
         return bool(made_from) and made_from == self._source.identity
 
     def _note_done(self, what: str) -> None:
-        with self._files(), naming(self._kept / what):
-            (self._kept / what).write_text(self._source.identity, encoding="utf-8")
+        with self._files():
+            _write(self._kept / what, self._source.identity.encode())
 
     def _rewind(self, environment: dict[str, str]) -> str:
         """Rewind the folder; return why that can't be done, "" where it was done."""
@@ -199,7 +200,7 @@ class _Rebuild:
         with self._files():
             for name in _CONFIGURATION:
                 if (self._data / name).exists() and not (self._kept / name).exists():
-                    shutil.copy2(self._data / name, self._kept / name)
+                    _write(self._kept / name, (self._data / name).read_bytes())
 
     def _copy(self, environment: dict[str, str], upstream: Conninfo) -> None:
         """Take a base backup beside the folder; swap them once it is complete."""
@@ -230,7 +231,7 @@ class _Rebuild:
     def _write_configuration(self, folder: Path, upstream: Conninfo) -> None:
         for name in _CONFIGURATION:
             if (self._kept / name).exists():
-                _write(folder / name, (self._kept / name).read_text(encoding="utf-8"))
+                _write(folder / name, (self._kept / name).read_bytes())
         auto = folder / "postgresql.auto.conf"
         values = {
             **dict.fromkeys(OF_PRIMARIES, None),
@@ -244,8 +245,8 @@ class _Rebuild:
             if line.partition("=")[0].strip() not in values
         ]
         lines += [f"{k} = {_quoted(v)}" for k, v in values.items() if v]
-        _write(auto, "\n".join(lines) + "\n")
-        _write(folder / "standby.signal", "")
+        _write(auto, "\n".join([*lines, ""]).encode())
+        _write(folder / "standby.signal", b"")
 
     @contextlib.contextmanager
     def _files(self, *, beside: bool = False) -> Iterator[None]:
@@ -255,6 +256,8 @@ class _Rebuild:
             with host_programs.acting_as(user):
                 yield
         except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.ELOOP):
+                raise
             raise SetupError(
                 f"{user or 'our user'} can't use {error.filename}: {error.strerror}",
                 operation=self._step.text,
@@ -307,10 +310,10 @@ class _Rebuild:
             yield
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     new = path.with_name(f"{path.name}.slotfailover")  # a full disk leaves the old one whole
     with naming(new):
-        new.write_text(text, encoding="utf-8")
+        new.write_bytes(content)
     new.chmod(0o600)
     new.replace(path)
 
