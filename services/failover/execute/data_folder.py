@@ -144,6 +144,26 @@ class DataFolder:
                 return None
         return found
 
+    def is_off(self) -> bool:
+        """Whether surely no server runs in this folder, as its owner sees it.
+
+        A process that we don't see may run in another container. But a server is attached to its
+        shared memory, which outlives it: nobody may be. Source: sysv_shmem.c, PGSharedMemoryAttach.
+        """
+        with host_programs.acting_as(self._machine.os_user):
+            if not self.exists or self.path.stat().st_uid != os.geteuid():
+                return False
+            try:
+                lines = (self.path / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+            except FileNotFoundError:
+                return True
+            with contextlib.suppress(OSError, IndexError):
+                key_and_id = lines[6].split()
+                segments = map(str.split, Path("/proc/sysvipc/shm").read_text().splitlines())
+                attached = [one[6] for one in segments if one[:2] == key_and_id]
+                return attached == ["0"] and self.postmaster() is None
+        return False
+
     def require_user(self) -> None:
         """Raise SettingsError where PostgreSQL's programs would run as root."""
         if os.geteuid() == 0 and not self._machine.os_user:

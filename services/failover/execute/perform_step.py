@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from services.failover.execute import host_programs
+from services.failover.execute.data_folder import DataFolder
 from services.failover.execute.interruption import Interruption
 from services.failover.execute.promotion_order import in_recovery, order_promotion
 from services.failover.execute.rejoin_node import perform_rejoin
 from services.failover.execute.unlogged_statements import hush, speak
 from services.failover.model import statements
 from services.failover.model.conninfo import Conninfo
+from services.failover.model.host_commands import Machine
 from services.failover.model.receiver import cut_off, reconnected
 from services.failover.model.view import FENCE_MARK, View
 from services.failover.observe.bridge_client import marker_in_kafka, send_to
@@ -149,17 +151,7 @@ def _order(
             with contextlib.suppress(Unreachable):  # it is not needed then
                 if step.sql:
                     cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
-            host_programs.run_command(
-                step.command,
-                operation=step.text,
-                subject=step.server,
-                deadline_s=left_s,
-                os_user=cluster.machines[step.server].os_user,
-                passed=cluster.machines[step.server].environment,
-                remedy=_OFF.format(step.server)
-                if step.action is Action.SHOOT
-                else host_programs.GO_ON,
-            )
+            _run_on_machine(step, cluster.machines[step.server], left_s)
         case Action.PROMOTE:
             _promote(step, cluster, deadline, interruption)
         case Action.ASK:
@@ -187,6 +179,23 @@ def _order(
         case Action.REPOINT | Action.ENABLE:
             _change_subscription(step, cluster, *step.sql)
     return 0
+
+
+def _run_on_machine(step: Step, machine: Machine, deadline_s: float) -> None:
+    """Run a step's command; pg_ctl can't stop a server that is off, which then is fenced."""
+    by_pg_ctl = step.command[:2] == (machine.program("pg_ctl"), "stop")
+    fences = step.action is Action.SHOOT
+    if fences and by_pg_ctl and machine.data_folder and DataFolder(machine, step.text).is_off():
+        return
+    host_programs.run_command(
+        step.command,
+        operation=step.text,
+        subject=step.server,
+        deadline_s=deadline_s,
+        os_user=machine.os_user,
+        passed=machine.environment,
+        remedy=_OFF.format(step.server) if fences else host_programs.GO_ON,
+    )
 
 
 def _fence(

@@ -2,7 +2,7 @@
 
     stop    -> it no longer runs             by default pg_ctl stop -m fast
     start   -> it runs                       by default pg_ctl start
-    fence   -> it can't write, surely        by default pg_ctl stop -m immediate, or pg_ctl status
+    fence   -> it can't write, surely        by default pg_ctl stop -m immediate
     rejoin  -> it streams from {primary}     by default as execute.rejoin_node does it
     label   -> the outside knows its {role}  no default
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 Command = tuple[str, ...]
 _NAMES = ("node", "host", "port", "primary", "primary_host", "primary_port", "slot", "role", "copy")
-
-_SHOT = '"$0" stop -D "$1" -w -m immediate || { "$0" status -D "$1"; [ $? = 3 ]; }'
-"""Where no server runs, pg_ctl can't stop it; its status 3 proves that none runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +111,10 @@ def _default(name: str, given: MachineSettings) -> Command:
         options = _literal(shlex.join(given.server_options))
         extra = ("-o", options) if given.server_options else ()
         return (_literal(program), "start", "-D", data, "-w", "-l", log, *extra)
-    if name == "fence":
-        return ("sh", "-c", _literal(_SHOT), _literal(program), data)
-    return (_literal(program), "stop", "-D", data, "-w", "-m", "fast") if name == "stop" else ()
+    modes = {"stop": "fast", "fence": "immediate"}
+    if name in modes:
+        return (_literal(program), "stop", "-D", data, "-w", "-m", modes[name])
+    return ()
 
 
 def _literal(text: str) -> str:

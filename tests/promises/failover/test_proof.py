@@ -1,5 +1,6 @@
 """A promotion needs proof that the old primary is gone or fenced by us, on real servers."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.promises.failover.servers import (
     await_equal,
     configuration,
     slotfailover,
+    slotfailover_process,
     subscribe,
     tell,
     write,
@@ -316,6 +318,50 @@ def test_a_fence_command_that_returns_0_ends_a_frozen_primary(
     assert ran.code == 0, ran.err
     write(trio.standby, trio.dbname, 101)
     await_equal(trio, trio.standby)
+
+
+@pytest.mark.long
+def test_a_server_whose_process_we_do_not_see_is_not_off(
+    local_trio: NewTrio, local_bed: Bed, tmp_path: Path
+) -> None:
+    """As a user who is in the group of its data folder, then as its owner in another container."""
+    trio = local_trio()
+    subscribe(trio, "s1")
+    write(trio.primary, trio.dbname, 1)
+    given = machines(trio, local_bed)
+    if os.geteuid() != 0 or not given["a"]["os_user"]:
+        pytest.skip("root alone can act as another user")
+    data = Path(given["a"]["data_folder"])
+
+    def fail_over(before: str = "", **changes: str) -> Ran:
+        config = configuration(
+            tmp_path,
+            trio,
+            nodes={"a": "host=nowhere.invalid user=postgres", "b": trio.standby.conninfo()},
+            advertised={"a": f"host=127.0.0.1 port={trio.primary.port}"},
+            machines={"a": {**given["a"], **changes}},
+        )
+        words = ("failover", "--config", str(config), "--yes", "--fence")
+        return slotfailover_process(*words, before=before)
+
+    data.chmod(0o755)
+    for path in (data.parent, data / "postmaster.pid", data / "PG_VERSION"):
+        path.chmod(path.stat().st_mode | 0o055)
+    apart = f"import ctypes, os; {_NEW_PIDS}; os.fork() and os._exit(os.wait()[1] >> 8);"
+    for ran in (fail_over(os_user="nobody"), fail_over(apart)):
+        assert ran.code == 25, ran.out + ran.err
+        assert ON_WORD in ran.err
+        assert ask(trio.standby, "SELECT pg_is_in_recovery()")
+    write(trio.primary, trio.dbname, 101)
+    trio.primary.kill()
+    ran = fail_over()
+    assert ran.code == 0, ran.err
+    write(trio.standby, trio.dbname, 201)
+    await_equal(trio, trio.standby)
+
+
+_NEW_PIDS = "ctypes.CDLL(None).unshare(0x20000000)"
+"""CLONE_NEWPID: for the processes that are made from then on."""
 
 
 def _bytes(ran: Ran) -> int:
