@@ -150,7 +150,7 @@ def connect_error(
 ) -> SlotbridgeError:
     """Return the error for a session that could not be opened, by its SQLSTATE (psycopg's errors).
 
-    `setting`: the one that names the server.
+    What no list names may pass, or another server may answer. `setting`: the one that names it.
     """
     text, state = " ".join(str(error).split()), str(getattr(error, "sqlstate", None) or "")
     for prefix, part, hint, code in (
@@ -160,8 +160,6 @@ def connect_error(
         if state.startswith(prefix) and part in text:
             hint = hint.replace("source.conninfo", setting)
             return SetupError(text, operation="connect", subject=subject, hint=hint, exit_code=code)
-    if state:
-        return server_error(state, text, "connect", subject)
     return Retryable(
         text,
         operation="connect",

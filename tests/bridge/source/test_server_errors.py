@@ -134,6 +134,14 @@ def test_a_refused_connection_that_may_be_taken_later_is_retried(
     assert connect_error(refusal(state, text), "slot s").exit_code in PASSING
 
 
+@pytest.mark.parametrize("state", ["58P01", "58030", "XX001", "F0000", "54000", "53100", "53400"])
+def test_a_connection_that_no_list_names_is_tried_again(state: str) -> None:
+    """Another server may answer there soon."""
+    error = connect_error(refusal(state, "FATAL: could not open file"), "slot s")
+    assert isinstance(error, Retryable)
+    assert error.exit_code in PASSING
+
+
 @pytest.mark.parametrize(
     ("state", "text", "hint"),
     [
