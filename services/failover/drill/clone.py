@@ -181,7 +181,8 @@ class Clone:
     def cut_off(self) -> None:
         """Disconnect the clone from the primary for good."""
         path = self._data / "postgresql.conf"
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with host_programs.acting_as(self._programs.os_user):  # who may have put a link there
+            lines = path.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if not line.startswith("primary_")]
         self._write("postgresql.conf", "\n".join(kept) + "\n")
 
@@ -221,8 +222,9 @@ class Clone:
             ) from error
 
     def _last_words(self) -> str:
-        log = self.folder / "log"
-        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        log, text = self.folder / "log", ""
+        with host_programs.acting_as(self._programs.os_user), contextlib.suppress(OSError):
+            text = log.read_text(encoding="utf-8", errors="replace")
         lines = text.splitlines()
         fatal = [line for line in lines if "FATAL" in line or "PANIC" in line]
         if fatal and "contains errors" in fatal[-1]:  # what is wrong there is said before

@@ -119,10 +119,14 @@ def noted(comment: str, milestone: Milestone | None) -> str:
     return f"{text} {milestone.note}{mark_in(comment)}".strip()
 
 
-def end_other_standbys(slot: str) -> str:
-    """End what streams physically, but by this slot: the server's stop would wait for each."""
+def end_other_standbys(slot: str, application: str = "") -> str:
+    """End what streams physically, but by this slot: the server's stop would wait for each.
+
+    `application`: of the one that is kept though it has no slot; "" where it has one.
+    """
     kept = f"active_pid IS NOT NULL AND (slot_type = 'logical' OR slot_name = {literal(slot)})"
     return (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE pid NOT IN "  # noqa: S608
         f"(SELECT active_pid FROM pg_replication_slots WHERE {kept})"
+        + (f" AND application_name <> {literal(application)}" if application else "")
     )

@@ -165,7 +165,10 @@ def stop_primary(old: Node, new: Node) -> Step:
     command = old.known_machine.command("stop", role="standby", **names_of(new))
     before = f"{old.name} is fenced; standby and consumers have the final LSN"
     step = _on_machine(Action.STOP, old, new, command, f"stop {old.name}", before)
-    sql = statements.end_other_standbys(slot_of(new))
+    fed = new.known_state.provenance.fed
+    slot = fed.slot if fed is not None and fed.slot else slot_of(new)
+    without_slot = fed.application if fed is not None and not fed.slot else ""
+    sql = statements.end_other_standbys(slot, without_slot)
     return replace(step, sql=(sql,), shown=(sql, *step.shown))
 
 
