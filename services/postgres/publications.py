@@ -194,6 +194,16 @@ def table_catalog(connection: Connection) -> TableCatalog:
     return TableCatalog(names, frozenset(oid for (oid,) in locks), int(lsn[0]))
 
 
+def table_oid(connection: Connection, schema: str, table: str) -> int:
+    """Return the oid of a table, 0 where there is none."""
+    row = connection.execute(
+        "SELECT c.oid::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND n.nspname = %s AND c.relname = %s",
+        [schema, table],
+    ).fetchone()
+    return int(row[0]) if row is not None else 0
+
+
 def published_columns(
     connection: Connection, publication: str
 ) -> dict[tuple[str, str], tuple[str, ...]]:

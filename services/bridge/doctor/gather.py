@@ -251,7 +251,7 @@ def _against_settings(
     unread += (("row filters", f"{table}: {why}") for table, why in seen.unjudged)
     relations = [shape_of(table).relation for table in tables]
     return (
-        tuple(publication_differences(source, settings, seen)),
+        tuple(publication_differences(source, settings, "", seen)),
         tuple(unfit(shaping, relations, below)),
         tuple(PartitionedTable(one, below[one.oid]) for one in relations if one.oid in below),
     )

@@ -139,10 +139,15 @@ class Relations:
         if not self._shaping.naming.publishes(*table):
             return ""
         try:
-            self._owners.claim(table, self._shaping.naming.table(*table))
+            topic = self._shaping.naming.table(*table)
+            self._owners.claim(table, topic, partial(self._is_gone, relation.oid))
         except (SettingsError, OperatorNeeded) as error:
             return f"{error.message}: {error.hint}"
         return ""
+
+    def _is_gone(self, oid: int, owner: tuple[str, str]) -> bool:
+        """Whether a topic's owner was dropped, or is the table `oid` under its former name."""
+        return self._primary.table_oid(*owner) in (0, oid)
 
     def _note_names(self) -> None:
         """Let later sessions know the names under which settings hide something."""

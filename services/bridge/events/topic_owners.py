@@ -1,9 +1,10 @@
 """Which table has which topic, so that no two tables share one that their settings do not share.
 
-The table that has had events, or else asks first, keeps its topic; the other one is parked.
+The table that has had events, or else asks first, keeps its topic while it exists under its name;
+the other one is parked.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.naming import Naming, TableTopic
@@ -22,8 +23,9 @@ _TOGETHER = (
 class TopicOwners:
     """The first table of each topic.
 
-    `known`: (schema, table) of the schema topic's tables. `apart`: no two tables may share a topic,
-    not by a route either, as the keys of both would have to have one schema.
+    `known`: (schema, table) of the schema topic's tables, in the order of their last events.
+    `apart`: no two tables may share a topic, not by a route either, as the keys of both would have
+    to have one schema.
     """
 
     def __init__(
@@ -35,13 +37,21 @@ class TopicOwners:
         for table in known:
             if naming.publishes(*table):
                 topic = naming.table(*table)
-                self._owners.setdefault(topic.name, (table, topic.routed))
+                self._owners[topic.name] = (table, topic.routed)
 
-    def claim(self, table: tuple[str, str], topic: TableTopic) -> None:
-        """Give a table its topic. Raise OperatorNeeded if it is another's."""
+    def claim(
+        self,
+        table: tuple[str, str],
+        topic: TableTopic,
+        is_gone: Callable[[tuple[str, str]], bool] = lambda _owner: False,
+    ) -> None:
+        """Give a table its topic. Raise OperatorNeeded if it is another's that is not gone."""
         owner, shared = self._owners.setdefault(topic.name, (table, topic.routed))
         together = shared and topic.routed
         if owner == table or (together and not self._apart):
+            return
+        if is_gone(owner):
+            self._owners[topic.name] = (table, topic.routed)
             return
         raise OperatorNeeded(
             f"{'.'.join(table)} would share its topic with {'.'.join(owner)}",

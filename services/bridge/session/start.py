@@ -109,7 +109,7 @@ class _Opening:
         self._waiting = WhileWaiting()
         self._claim_checks: ClaimChecks | None = None
         compare = partial(warn_of_differences, source=self._source, shaping=settings.shaping)
-        self._compare = partial(compare, told=set())
+        self._compare = partial(compare, prefix=self._prefix, told=set())
 
     def open(self, refused: Refused, settings: RegistrySettings | None) -> Parts:
         """Perform all steps in their order; return the parts of the session."""

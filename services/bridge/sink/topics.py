@@ -290,7 +290,7 @@ class Topics:
         return {topic_of(self.prefix) for topic_of in _OWN}
 
     def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
-        """Return (schema, table) -> the last published shape of each table."""
+        """Return (schema, table) -> the last published shape of each table, in their order."""
         topic = schema_topic(self.prefix)
         result: dict[tuple[str, str], SchemaEvent] = {}
         with self.reader(topic) as reader:
@@ -299,6 +299,7 @@ class Topics:
             for offset, _key, value in reader.between(low, end, deadline):
                 if value is not None:
                     event = parse_record(SchemaEvent, topic, offset, value)
+                    result.pop((event.schema_, event.table), None)
                     result[event.schema_, event.table] = event
         return result
 

@@ -38,6 +38,7 @@ from services.postgres.publications import (
     publication_oid,
     published_columns,
     rows_before,
+    table_oid,
 )
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.server import is_synchronous_standby, setting, written_lsn
@@ -230,6 +231,12 @@ class Primary:
         """Return a table's primary key as it is now, None when the table is gone."""
         with self._statement("read the primary key"):
             return primary_key(self._connection, relation_oid)
+
+    @in_any_session
+    def table_oid(self, schema: str, table: str) -> int:
+        """Return the oid of the table that has this name now, 0 where there is none."""
+        with self._statement("look up a table"):
+            return table_oid(self._connection, schema, table)
 
     @in_any_session
     def partitions(self, relation_oid: int) -> tuple[Partition, ...] | None:

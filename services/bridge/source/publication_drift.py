@@ -5,6 +5,7 @@
     source.column_lists        other columns
     source.replica_identity    another replica identity of a table or of its partitions
     shaping.skip               operations that it does not publish, and that are not skipped
+    shaping.topic, .routes     tables that have no topic, or would share one
 
 Settings that are empty or unset say nothing of the publication, and are not judged.
 """
@@ -13,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from schemas.naming import table_matches
+from schemas.errors import SettingsError
+from schemas.naming import Naming, TableTopic, table_matches
 from schemas.settings import SourceSettings
 from schemas.shaping import ShapingSettings
 from services.postgres.identifiers import identifier
@@ -28,9 +30,10 @@ from services.postgres.publications import Members
 NAMES: Final = (
     *("publication-lacks-tables", "publication-has-more-tables", "publication-row-filter"),
     *("publication-column-list", "publication-lacks-operations", "table-identity-differs"),
+    "table-parked",
 )
 """The names of all differences."""
-LACKING: Final = ("publication-lacks-tables", "publication-lacks-operations")
+LACKING: Final = ("publication-lacks-tables", "publication-lacks-operations", "table-parked")
 """The names of those by which changes that are wanted do not reach Kafka."""
 _SHOWN_MAX: Final = 5
 _LETTERS: Final = {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
@@ -70,7 +73,7 @@ class PublicationSeen:
 
 
 def publication_differences(
-    source: SourceSettings, shaping: ShapingSettings, seen: PublicationSeen
+    source: SourceSettings, shaping: ShapingSettings, prefix: str, seen: PublicationSeen
 ) -> list[PublicationDifference]:
     """Return every difference between the publication and the settings."""
     return [
@@ -79,6 +82,7 @@ def publication_differences(
         *_options(seen),
         *_identities(source, seen),
         *_operations(shaping, seen),
+        *_parked(Naming(prefix, shaping), seen),
     ]
 
 
@@ -196,6 +200,30 @@ def _operations(shaping: ShapingSettings, seen: PublicationSeen) -> Iterator[Pub
         f"ALTER PUBLICATION {identifier(seen.name)} SET (publish = '{all_of_them}'); or, where "
         f'they are not wanted, shaping.skip: {{"*.*": [{letters}]}}',
     )
+
+
+def _parked(naming: Naming, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    sharing: dict[str, list[tuple[TableName, TableTopic]]] = {}
+    for table in sorted(one for one in seen.tables if naming.publishes(*one)):
+        try:
+            topic = naming.table(*table)
+        except SettingsError as error:
+            yield _without_topic(".".join(table), error.message, error.hint)
+        else:
+            sharing.setdefault(topic.name, []).append((table, topic))
+    for tables in sharing.values():
+        if len(tables) > 1 and not all(topic.routed for _, topic in tables):
+            yield _without_topic(
+                _names([table for table, _ in tables]),
+                "all would have one topic: the table that had events first has it",
+                "rename the others, leave them out, or give them a route (shaping.routes); then "
+                "start the bridge again, and `slotbridge snapshot start TABLE`",
+            )
+
+
+def _without_topic(subject: str, evidence: str, change: str) -> PublicationDifference:
+    lost = "no changes and no rows of a table without a topic of its own reach Kafka"
+    return PublicationDifference("table-parked", subject, evidence, lost, change)
 
 
 def _skips(shaping: ShapingSettings, table: TableName, letter: str) -> bool:

@@ -129,6 +129,7 @@ def warn_of_differences(
     connection: Connection,
     source: SourceSettings,
     shaping: ShapingSettings,
+    prefix: str,
     told: set[object],
 ) -> bool:
     """Log each difference between the publication and the settings; return True.
@@ -139,7 +140,7 @@ def warn_of_differences(
     seen = read_publication(connection, source)
     if seen is None:
         return True
-    before, now = {*told}, publication_differences(source, shaping, seen)
+    before, now = {*told}, publication_differences(source, shaping, prefix, seen)
     told.clear()
     told.update(now, seen.unjudged)
     for one in (one for one in now if one not in before):

@@ -152,8 +152,9 @@ class Status:
 
 def read_status(source: SourceSettings, kafka: KafkaSettings, shaping: ShapingSettings) -> Status:
     """Ask every host and Kafka. What does not answer is part of the result, not an error."""
-    hosts = tuple(_host(conninfo, source, shaping) for conninfo in single_hosts(source))
     topics = Topics(kafka, shaping)
+    given = (source, shaping, topics.prefix)
+    hosts = tuple(_host(conninfo, *given) for conninfo in single_hosts(source))
     missing, kafka_problem = _or_problem(lambda: _leaderless(topics))
     found: tuple[ProgressRecord | None, list[PreparedRecord]] | None = None
     if kafka_problem is None:
@@ -192,7 +193,9 @@ def _waiting(record: PreparedRecord, primary: HostStatus | None) -> Waiting:
     )
 
 
-def _host(conninfo: str, source: SourceSettings, shaping: ShapingSettings) -> HostStatus:
+def _host(
+    conninfo: str, source: SourceSettings, shaping: ShapingSettings, prefix: str
+) -> HostStatus:
     name = host_name(conninfo)
     try:
         with open_session(STATUS, conninfo) as connection:
@@ -200,7 +203,7 @@ def _host(conninfo: str, source: SourceSettings, shaping: ShapingSettings) -> Ho
             if found.role == "standby":
                 return found
             seen = without_waiting(connection, partial(read_publication, source=source))
-            drift = publication_differences(source, shaping, seen) if seen is not None else ()
+            drift = publication_differences(source, shaping, prefix, seen) if seen else ()
             return replace(found, drift=tuple(drift))
     except psycopg.Error as error:
         return HostStatus(name, problem=connect_error(error, name).message)

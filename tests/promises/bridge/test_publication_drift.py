@@ -49,7 +49,9 @@ def seen(*tables: tuple[str, str], **values: Any) -> PublicationSeen:
 def found(
     settings_of_source: SourceSettings, publication: PublicationSeen, **shaping: Any
 ) -> list[PublicationDifference]:
-    return publication_differences(settings_of_source, ShapingSettings(**shaping), publication)
+    return publication_differences(
+        settings_of_source, ShapingSettings(**shaping), "bank", publication
+    )
 
 
 def names(found: list[PublicationDifference]) -> list[str]:
@@ -91,6 +93,17 @@ def test_whole_schemas_and_all_tables_are_more_than_a_list() -> None:
     ]
     (one,) = found(whole, seen(members=Members(False, {("other", "c"): WHOLE}, (), True)))
     assert "lists public.*, which it does not have" in one.evidence
+
+
+def test_tables_without_a_topic_of_their_own_are_told() -> None:
+    spaced, plain, own = ("public", "order items"), ("public", "order_items"), ("x", "y")
+    (one,) = found(source(), seen(A, spaced, plain))
+    assert (one.name, one.subject) == ("table-parked", "public.order items, public.order_items")
+    route = {"tables": r"public\.order.items", "topic": "{prefix}.items"}
+    assert not found(source(), seen(A, spaced, plain), routes=[route])
+    assert not found(source(), seen(A, spaced, plain), exclude=["public.order items"])
+    taken = [{"tables": r"x\.y", "topic": "{prefix}.dead"}]
+    assert names(found(source(), seen(own), routes=taken)) == ["table-parked"]
 
 
 def test_options_and_identities_are_compared() -> None:
@@ -174,7 +187,7 @@ def test_each_difference_is_found_and_gone_after_its_own_remedy(
         assert {*differing(bridge)} == {"publication-lacks-operations"}
         settings(bridge, **WANTED)
         told = differing(bridge)
-        assert {*told} == {*NAMES} - {"table-identity-differs"}, "c is not published yet"
+        assert {*told} == {*NAMES} - {"table-identity-differs", "table-parked"}, "c is not there"
         assert told["publication-lacks-tables"]["evidence"].startswith(
             "source.tables lists public.c, "
         )
@@ -280,6 +293,34 @@ def test_a_table_that_leaves_while_the_bridge_runs_is_told(
         assert status(bridge).exit_code == 0
         assert bridge.stop() == 0, bridge.output
     assert bridge.output.count("publication-lacks-tables") == 1
+
+
+@pytest.mark.long
+def test_a_table_that_is_renamed_keeps_the_topic_and_a_parked_one_is_told(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Both names have the same topic, as a hint of the bridge says to rename one."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute('CREATE TABLE "order items" (id int PRIMARY KEY)')
+        bridge = new_bridge(conninfo).start().streaming()
+        connection.execute('INSERT INTO "order items" VALUES (1)')
+        connection.execute('ALTER TABLE "order items" RENAME TO order_items')
+        connection.execute("INSERT INTO order_items VALUES (2)")
+        bridge.caught_up()
+        assert status(bridge).exit_code == 0
+        connection.execute('CREATE TABLE "order items" (id int PRIMARY KEY)')
+        connection.execute('INSERT INTO "order items" VALUES (3)')
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        bridge.start().streaming()
+        connection.execute("INSERT INTO order_items VALUES (4)")
+        bridge.caught_up()
+        shown = status(bridge)
+        assert shown.exit_code == ExitCode.CHECK_FAILED
+        assert "all would have one topic" in shown.output
+        assert bridge.stop() == 0, bridge.output
+    assert [event["after"]["id"] for event in bridge.events("order_items")] == [1, 2, 4]
 
 
 def status(bridge: Bridge) -> Result:
