@@ -110,7 +110,8 @@ class BridgeSettings(ValueSettings):
     """Send a record without value after each delete, so that compaction removes the key."""
     on_refused: Literal["stop", "dead_letter"] = "stop"
     """What to do with a record that Kafka refuses (too large, its topic denied): stop and name it,
-    or put it into <prefix>.dead and go on."""
+    or put it into <prefix>.dead and go on. A logical message is always put there: any login may
+    write one."""
     on_divergence: Literal["stop", "continue"] = "stop"
     """What to do where Kafka has transactions that the database lost at a failover: stop and name
     them, or put them into <prefix>.divergence and go on from the new timeline (for one start)."""

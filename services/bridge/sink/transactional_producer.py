@@ -313,7 +313,7 @@ class TransactionalProducer:
     ) -> None:
         """Send the dead letter of `event` instead, or raise the error that names it."""
         avoidable = may_be_dead(event, self._prefix)
-        if not (self._dead_letters and avoidable):
+        if not (avoidable and (self._dead_letters or not event.table)):  # as any login writes
             raise refusal(event, origin, reason, cause, avoidable=avoidable)
         topic = self._topics.prepare_late(dead_topic)
         self._ready[topic] = 1
@@ -348,7 +348,7 @@ class TransactionalProducer:
         code, refused = error.args[0].code(), self._refused
         for event, origin, reason in self._culprits:
             avoidable = may_be_known(event, origin, self._prefix)
-            if not (self._dead_letters and avoidable):
+            if not (avoidable and (self._dead_letters or not event.table)):
                 return refusal(event, origin, reason, avoidable=avoidable)
             refused.note(event, origin, reason)
         if self._culprits:

@@ -85,6 +85,29 @@ def test_a_record_too_large_for_the_client(
 
 
 @pytest.mark.long
+def test_no_login_stops_the_bridge_by_a_message(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """As no grant is needed to write one: neither without a topic nor too large for Kafka."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    shaping = {"outbox": {"message_prefix": "outbox"}, "annotations": {"message_prefix": "audit"}}
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        bridge = new_bridge(conninfo, shaping=shaping).start().streaming()
+        connection.execute("SELECT pg_logical_emit_message(false, 'outbox', 'x')")
+        connection.execute(
+            "SELECT pg_logical_emit_message(true, 'outbox', jsonb_build_object("
+            "'aggregatetype', 'a', 'aggregateid', '1', 'payload', repeat('a', 3000000))::text)"
+        )
+        connection.execute("SELECT pg_logical_emit_message(false, 'audit', repeat('a', 3000000))")
+        connection.execute("INSERT INTO t VALUES (1, 'x')")
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        assert_all_there(bridge, connection, "t")
+    assert len(dead(bridge)) == 3
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["stop", "dead_letter"])
 def test_records_too_large_for_a_topic(
     policy: str, pair: Provider, kafka: Broker, fresh_database: str, new_bridge: NewBridge
