@@ -86,8 +86,8 @@ def test_driver_and_executors_find_and_reach_each_other(helm: Helm) -> None:
 
 def test_only_run_has_executors_of_its_own(helm: Helm) -> None:
     found = kinds_of(helm.render(VALUES))
-    (config,) = [each for each in found["ConfigMap"] if "slotbridge.yaml" in each["data"]]
-    others = yaml.safe_load(config["data"]["slotbridge.yaml"])["tables"]
+    (config,) = [each for each in found["Secret"] if "slotbridge.yaml" in each["stringData"]]
+    others = yaml.safe_load(config["stringData"]["slotbridge.yaml"])["tables"]
     assert "spark.master" not in others["spark_options"]
     assert driver_of(found)["spark_options"]["spark.master"].startswith("k8s://")
     (driver,) = found["Deployment"]
@@ -127,17 +127,17 @@ def test_wrong_values_are_refused_by_name(
 
 def driver_of(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """The section `tables` of what Spark's driver reads."""
-    (config,) = [each for each in found["ConfigMap"] if "driver.yaml" in each["data"]]
-    tables: dict[str, Any] = yaml.safe_load(config["data"]["driver.yaml"])["tables"]
+    (config,) = [each for each in found["Secret"] if "driver.yaml" in each["stringData"]]
+    tables: dict[str, Any] = yaml.safe_load(config["stringData"]["driver.yaml"])["tables"]
     return tables
 
 
 def executor_of(rendered: str) -> dict[str, Any]:
     """The pod that Spark makes its executors by."""
     (text,) = [
-        each["data"]["executor.yaml"]
+        each["stringData"]["executor.yaml"]
         for each in documents(rendered)
-        if "executor.yaml" in each.get("data", {})
+        if "executor.yaml" in each.get("stringData", {})
     ]
     pod: dict[str, Any] = yaml.safe_load(text)
     return pod

@@ -84,32 +84,9 @@ automountServiceAccountToken: false
 {{- with index $image.digests (index . 1) }}@{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* What is rendered into a ConfigMap holds no password: (list PATH VALUE). `${env:…}` of Spark is none. */}}
-{{- define "slotbridge.refuseSecrets" -}}
-{{- $path := index . 0 -}}
-{{- $value := index . 1 -}}
-{{- if kindIs "map" $value -}}
-{{- range $key, $inner := $value -}}
-{{- include "slotbridge.refuseSecrets" (list (printf "%s.%s" $path $key) $inner) -}}
-{{- end -}}
-{{- else if kindIs "slice" $value -}}
-{{- range $value -}}
-{{- include "slotbridge.refuseSecrets" (list $path .) -}}
-{{- end -}}
-{{- else if and (kindIs "string" $value) (ne $value "") -}}
-{{- $named := regexMatch "(?i)(password|passphrase|secret|credentials?|token|salt|authorization|(secret|account|access)[._-]?key|ssl[.](keystore[.])?key([.]pem)?|sas-token[.][^.]+)$" $path -}}
-{{- $within := regexMatch "(?i)(passw(or)?d['\"]? *[=:]|://[^/@]*:[^/@]*@|PRIVATE KEY)" $value -}}
-{{- if or $within (and $named (not (hasPrefix "${" $value))) -}}
-{{- fail (printf "%s has a password in it, and a ConfigMap is no place for one: put the setting into existingSecret, as SLOTBRIDGE_…" $path) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
 {{/* What a values file must not have, told in one sentence. */}}
 {{- define "slotbridge.validate" -}}
 {{- $config := .Values.config -}}
-{{- include "slotbridge.refuseSecrets" (list "config" (omit $config "shaping")) -}}
-{{- include "slotbridge.refuseSecrets" (list "bridges" .Values.bridges) -}}
 {{- if not (or .Values.existingSecret .Values.bridge.existingSecret) -}}
 {{- if and .Values.bridge.enabled (not (dig "conninfo" "" $config.source)) -}}
 {{- fail "config.source.conninfo is missing: set it, or name in existingSecret a Secret with SLOTBRIDGE_SOURCE__CONNINFO" -}}
@@ -303,8 +280,7 @@ envFrom:
 
 {{- define "slotbridge.volumes" -}}
 - name: config
-  configMap:
-    name: {{ include "slotbridge.fullname" . }}
+  secret: {secretName: {{ include "slotbridge.fullname" . }}, defaultMode: 0440}
 {{ include "slotbridge.commonVolumes" . }}
 {{- end -}}
 
