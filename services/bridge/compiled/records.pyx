@@ -7,6 +7,15 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t
 cimport cython
 
+from services.bridge.compiled.event cimport (
+    EVENT_BROADCAST,
+    EVENT_HEADERS,
+    EVENT_KEY,
+    EVENT_PLACED_BY,
+    EVENT_TOPIC,
+    EVENT_VALUE,
+)
+
 include "digest.pxi"
 
 cdef enum:
@@ -89,30 +98,32 @@ cdef class Records:
     def send(self, list events, Py_ssize_t index, Py_ssize_t end, dict ready, set touched):
         cdef tuple event
         cdef int32_t partition
-        cdef object name, known = None
+        cdef object name, placed_by, known = None
+        cdef bytes key, value
         cdef void* topic = NULL
         while index < end:
             event = <tuple>events[index]
-            name = event[0]
+            name, placed_by = event[EVENT_TOPIC], event[EVENT_PLACED_BY]
             if name is not known:
                 topic = self.topic(name, ready)
                 if topic == NULL:
                     break
                 known = name
                 touched.add(name)
-            if event[4]:
+            if event[EVENT_BROADCAST]:
                 break
             partition = PARTITION_UA
-            if type(event[8]) is int:
-                if not 0 <= event[8] < ready[name]:
+            if type(placed_by) is int:
+                if not 0 <= placed_by < ready[name]:
                     break
-                partition = event[8]
-            elif event[8] is not None:
-                partition = self.partition(event[8], ready[name])
-            if event[3] is not None:
-                if not self.taken_whole(topic, partition, event[1], event[2], event[3]):
+                partition = placed_by
+            elif placed_by is not None:
+                partition = self.partition(placed_by, ready[name])
+            key, value = event[EVENT_KEY], event[EVENT_VALUE]
+            if event[EVENT_HEADERS] is not None:
+                if not self.taken_whole(topic, partition, key, value, event[EVENT_HEADERS]):
                     break
-            elif not self.taken(topic, partition, event[1], event[2]):
+            elif not self.taken(topic, partition, key, value):
                 break
             index += 1
         return index

@@ -13,12 +13,31 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
 from services.bridge.compiled.codecs cimport Transcoder
+from services.bridge.compiled.event cimport (
+    EVENT_BROADCAST,
+    EVENT_FIELDS,
+    EVENT_HEADERS,
+    EVENT_KEY,
+    EVENT_LSN,
+    EVENT_PLACED_BY,
+    EVENT_SEQ,
+    EVENT_TABLE,
+    EVENT_TOPIC,
+    EVENT_VALUE,
+)
 from services.bridge.compiled.forms cimport put_form
 from services.bridge.compiled.text cimport Text
 
 include "digest.pxi"
 
 KINDS = ("seq", "lsn", "total", "events")
+FIELDS = {
+    "Event": (
+        "topic", "key", "value", "headers", "broadcast", "table", "seq", "lsn", "placed_by"
+    ),
+    "Stamp": ("xid", "commit_lsn", "commit_time_us", "previous_commit_lsn", "encoded_us"),
+    "Ended": ("events", "stamp", "end_lsn"),
+}
 
 cdef extern from "Python.h":
     """
@@ -296,17 +315,17 @@ cdef tuple new_event(
     type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, object placed_by
 ):
     """`event(topic, key, value, None, False, table, seq, lsn, placed_by)`, as `new_tuple` does."""
-    cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>event, 9)
+    cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>event, EVENT_FIELDS)
     slotbridge_no_hash_yet(made)
-    put(made, 0, topic)
-    put(made, 1, key)
-    put(made, 2, value)
-    put(made, 3, None)
-    put(made, 4, False)
-    put(made, 5, table)
-    put(made, 6, seq)
-    put(made, 7, lsn)
-    put(made, 8, placed_by)
+    put(made, EVENT_TOPIC, topic)
+    put(made, EVENT_KEY, key)
+    put(made, EVENT_VALUE, value)
+    put(made, EVENT_HEADERS, None)
+    put(made, EVENT_BROADCAST, False)
+    put(made, EVENT_TABLE, table)
+    put(made, EVENT_SEQ, seq)
+    put(made, EVENT_LSN, lsn)
+    put(made, EVENT_PLACED_BY, placed_by)
     return made
 
 

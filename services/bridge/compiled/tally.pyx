@@ -6,6 +6,14 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 from libc.string cimport memcmp
 
+from services.bridge.compiled.event cimport (
+    EVENT_HEADERS,
+    EVENT_KEY,
+    EVENT_TABLE,
+    EVENT_TOPIC,
+    EVENT_VALUE,
+)
+
 include "digest.pxi"
 
 cdef enum:
@@ -35,8 +43,8 @@ def count(list events, str schema_topic, dict counts):
     cdef char operation
     for index in range(len(events)):
         event = <tuple>events[index]
-        table, value = event[5], event[2]
-        headers = event[3]
+        table, value = event[EVENT_TABLE], event[EVENT_VALUE]
+        headers = event[EVENT_HEADERS]
         if not table:
             continue
         operation = c"c"
@@ -62,7 +70,7 @@ def count(list events, str schema_topic, dict counts):
             op_at = AVRO_OP + (PyBytes_AS_STRING(<bytes>value)[AVRO_OP] == 2)
             if PyBytes_AS_STRING(<bytes>value)[op_at] in b"crudt":
                 operation = PyBytes_AS_STRING(<bytes>value)[op_at]
-        elif event[0] == schema_topic:
+        elif event[EVENT_TOPIC] == schema_topic:
             continue
         for at in range(used):
             kind = kinds + at
@@ -76,7 +84,7 @@ def count(list events, str schema_topic, dict counts):
             used += 1
             kind.table, kind.operation = <PyObject*>table, operation
             kind.rows = kind.size = 0
-        key = event[1]
+        key = event[EVENT_KEY]
         kind.rows += 1
         if value is not None:
             kind.size += PyBytes_GET_SIZE(<bytes>value)

@@ -11,6 +11,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+from services.bridge.compiled.event cimport EVENT_KEY, EVENT_VALUE
 from services.bridge.compiled.messages cimport Message, Messages
 from services.bridge.compiled.rows cimport RowWriter, new_event, new_tuple
 from services.bridge.compiled.text cimport Text
@@ -100,9 +101,9 @@ cdef class Rows:
 
     cdef int hold(self, tuple event) except -1:
         self.events.append(event)
-        self.size += self.overhead_bytes + PyBytes_GET_SIZE(<bytes>event[2])
-        if event[1] is not None:
-            self.size += PyBytes_GET_SIZE(<bytes>event[1])
+        self.size += self.overhead_bytes + PyBytes_GET_SIZE(<bytes>event[EVENT_VALUE])
+        if event[EVENT_KEY] is not None:
+            self.size += PyBytes_GET_SIZE(<bytes>event[EVENT_KEY])
         return 0
 
     cdef int settle(self) except -1:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from schemas.events import PLACEHOLDER_VALUES_HEADER
+from services.bridge import compiled
 from services.bridge.events.shaping.outbox import Headers
 
 EVENT_OVERHEAD_BYTES: Final = 200
@@ -55,3 +56,8 @@ class Ended(NamedTuple):
     events: int
     stamp: Stamp
     end_lsn: int
+
+
+if compiled.engine is not None:  # it makes and reads these tuples by the places of their fields
+    for kind in (Event, Stamp, Ended):
+        assert compiled.engine.rows.FIELDS[kind.__name__] == kind._fields

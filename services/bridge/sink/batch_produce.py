@@ -52,14 +52,16 @@ def plain(
 ) -> int:
     """Send as `Send` does, by confluent-kafka's `produce`."""
     while index < end:
-        topic, key, value, headers, broadcast, *_, placed_by = events[index]
-        if broadcast or topic not in ready:
+        event = events[index]
+        topic, placed_by = event.topic, event.placed_by
+        if event.broadcast or topic not in ready:
             break
         if isinstance(placed_by, int) and not 0 <= placed_by < ready[topic]:
             break
         touched.add(topic)
+        partition = partition_of(placed_by, ready[topic])
         try:
-            produce(topic, value, key, partition_of(placed_by, ready[topic]), headers=headers)
+            produce(topic, event.value, event.key, partition, headers=event.headers)
         except NOT_TAKEN:
             break
         index += 1

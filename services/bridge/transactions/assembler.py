@@ -155,7 +155,7 @@ class Assembler:
             self._hold([event])
             return True
         self._events.append(event)
-        self._bytes += EVENT_OVERHEAD_BYTES + len(event[2] or b"") + len(event[1] or b"")
+        self._bytes += EVENT_OVERHEAD_BYTES + len(event.value or b"") + len(event.key or b"")
         return True
 
     def rows(self, messages: Messages, index: int, decoder: Decoder) -> int:
@@ -393,8 +393,8 @@ def numbers(change: Insert | Update | Delete | Truncate) -> int:
 def size_of(events: list[Event]) -> int:
     """Return how many bytes these events take in memory."""
     size = 0
-    for _, key, value, *_, placed_by in events:
-        size += EVENT_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
-        if isinstance(placed_by, bytes):
-            size += len(placed_by)
+    for event in events:
+        size += EVENT_OVERHEAD_BYTES + len(event.value or b"") + len(event.key or b"")
+        if isinstance(event.placed_by, bytes):
+            size += len(event.placed_by)
     return size
