@@ -10,5 +10,6 @@ cdef enum:
     EVENT_SEQ
     EVENT_LSN
     EVENT_PLACED_BY
+    EVENT_OP
     # how many fields there are
     EVENT_FIELDS

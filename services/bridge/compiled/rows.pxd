@@ -14,7 +14,7 @@ cdef enum:
 
 cdef class RowWriter:
     cdef type event
-    cdef object topic, table, placed_by, serialize_key, serialize_value
+    cdef object topic, table, placed_by, op, serialize_key, serialize_value
     cdef int count, published
     cdef bint metadata, old, flat, key_framed, places_by_bytes
     cdef bytes opening, names, closing, key_opening, key_closing
@@ -49,6 +49,7 @@ cdef class RowWriter:
 
 cdef bytes as_form(object serialize, const char* text, Py_ssize_t size)
 cdef tuple new_event(
-    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, object placed_by
+    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, object placed_by,
+    object op
 )
 cdef tuple new_tuple(type kind, tuple fields)

@@ -19,6 +19,7 @@ from services.bridge.compiled.event cimport (
     EVENT_HEADERS,
     EVENT_KEY,
     EVENT_LSN,
+    EVENT_OP,
     EVENT_PLACED_BY,
     EVENT_SEQ,
     EVENT_TABLE,
@@ -33,7 +34,7 @@ include "digest.pxi"
 KINDS = ("seq", "lsn", "total", "events")
 FIELDS = {
     "Event": (
-        "topic", "key", "value", "headers", "broadcast", "table", "seq", "lsn", "placed_by"
+        "topic", "key", "value", "headers", "broadcast", "table", "seq", "lsn", "placed_by", "op"
     ),
     "Stamp": ("xid", "commit_lsn", "commit_time_us", "previous_commit_lsn", "encoded_us"),
     "Ended": ("events", "stamp", "end_lsn"),
@@ -64,7 +65,7 @@ cdef class RowWriter:
         self.opening, self.names = as_bytes(frame.opening), frame.names.encode()
         self.closing = frame.closing.encode()
         self.key_opening, self.key_closing = as_bytes(frame.key_opening), frame.key_closing.encode()
-        self.placed_by = frame.placed_by
+        self.placed_by, self.op = frame.placed_by, frame.op
         self.serialize_key, self.serialize_value = frame.serialize_key, frame.serialize_value
         self.places_by_bytes = frame.places_by_bytes
         self.key_framed = bool(self.key_opening or self.key_closing)
@@ -167,7 +168,9 @@ cdef class RowWriter:
             )
         except ValueError:  # of a binary form
             return None
-        return new_event(self.event, self.topic, key, value, self.table, seq, lsn, placed_by)
+        return new_event(
+            self.event, self.topic, key, value, self.table, seq, lsn, placed_by, self.op
+        )
 
     cdef int fields(
         self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text flat
@@ -312,9 +315,10 @@ cdef bytes as_form(object serialize, const char* text, Py_ssize_t size):
 
 
 cdef tuple new_event(
-    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, object placed_by
+    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, object placed_by,
+    object op
 ):
-    """`event(topic, key, value, None, False, table, seq, lsn, placed_by)`, as `new_tuple` does."""
+    """`event(topic, key, value, None, False, table, seq, lsn, placed_by, op)`, as `new_tuple`."""
     cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>event, EVENT_FIELDS)
     slotbridge_no_hash_yet(made)
     put(made, EVENT_TOPIC, topic)
@@ -326,6 +330,7 @@ cdef tuple new_event(
     put(made, EVENT_SEQ, seq)
     put(made, EVENT_LSN, lsn)
     put(made, EVENT_PLACED_BY, placed_by)
+    put(made, EVENT_OP, op)
     return made
 
 

@@ -4,5 +4,5 @@ from services.bridge.events.event import Event
 
 DIGEST: str
 
-def count(events: list[Event], schema_topic: str, counts: dict[tuple[str, str], list[int]]) -> None:
+def count(events: list[Event], counts: dict[tuple[str, str], list[int]]) -> None:
     """Add to `counts`, as services.bridge.sink.row_tally.plain_count has it."""

@@ -281,7 +281,9 @@ cdef class Transactions:
                 out.put_bytes(b"}")
                 first = False
             out.put_bytes(b"]}")
-        return self.rows.hold(new_event(self.event, self.topic, key, out.whole(), "", -1, 0, None))
+        return self.rows.hold(
+            new_event(self.event, self.topic, key, out.whole(), "", -1, 0, None, "")
+        )
 
     cdef int write_head(
         self, uint64_t xid, uint64_t commit_lsn, int64_t time_us, uint64_t previous_lsn

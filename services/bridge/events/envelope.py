@@ -292,7 +292,7 @@ class Envelope:
         table.require_told(change, lsn)
         after, headers = table.told(change.new)
         value = self._value(table, "null", after, "c", lsn, seq)
-        return [table.event(table.key(change.new), value, headers, seq, lsn)]
+        return [table.event("c", table.key(change.new), value, headers, seq, lsn)]
 
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
         """Return the event of an update, or the three of one that changes key or partition."""
@@ -307,13 +307,13 @@ class Envelope:
         if old is not None and (old_key := table.key(old)) != key:
             headers = key.as_header(NEW_KEY_HEADER)
             events = self._removal(table, old, headers, lsn, seq)
-            headers = old_key.as_header(OLD_KEY_HEADER)
             added = self._value(table, "null", after, "c", lsn, seq + 1)
-            events.append(table.event(key, added, [*(headers or ()), *(told or ())], seq + 1, lsn))
+            headers = [*(old_key.as_header(OLD_KEY_HEADER) or ()), *(told or ())]
+            events.append(table.event("c", key, added, headers, seq + 1, lsn))
             return events
         before = "null" if old is None or table.fields is not None else table.row(old)
         value = self._value(table, before, after, "u", lsn, seq)
-        return [table.event(key, value, told, seq, lsn)]
+        return [table.event("u", key, value, told, seq, lsn)]
 
     def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
         """Return the event of a delete and its tombstone."""
@@ -333,11 +333,11 @@ class Envelope:
                 raise delete_without_key(table.name, lsn)
             self._count(table.counter)
             told = table.fields.position("d", self._texts.stamp.commit_lsn, seq)
-            return [table.event(key, None, [*(headers or ()), *told], seq, lsn)]
+            return [table.event("d", key, None, [*(headers or ()), *told], seq, lsn)]
         value = self._value(table, table.row(old), "null", "d", lsn, seq)
-        events = [table.event(key, value, headers, seq, lsn)]
+        events = [table.event("d", key, value, headers, seq, lsn)]
         if self._tombstones and key.data is not None:
-            events.append(table.event(key, None, headers, seq, lsn))
+            events.append(table.event("", key, None, headers, seq, lsn))
         return events
 
     def truncate(self, change: Truncate, lsn: int, seq: int) -> list[Event]:
@@ -348,7 +348,8 @@ class Envelope:
             if "t" in table.skipped or table.outbox is not None:
                 continue
             value = self._value(table, "null", "null", "t", lsn, number)
-            events.append(Event(table.topic, None, value, None, True, table.name, number, lsn))
+            place = table.name, number, lsn
+            events.append(Event(table.topic, None, value, None, True, *place, op="t"))
         return events
 
     def message(self, change: Message, seq: int) -> list[Event]:
@@ -368,7 +369,7 @@ class Envelope:
     ) -> list[Event]:
         self._count(table.counter)
         parts = outbox.message(row, self._texts.stamp.commit_lsn, seq)
-        return [Event(*parts[:4], False, table.name, seq, lsn, parts[4])]
+        return [Event(*parts[:4], False, table.name, seq, lsn, parts[4], "c")]
 
     def _table(self, relation: Relation, seq: int) -> Table:
         known = self.tables.get(relation.oid)

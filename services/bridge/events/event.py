@@ -21,6 +21,8 @@ class Event(NamedTuple):
     `table` (`schema.table`, empty for a record without a table), `seq` and `lsn` name the change.
     `placed_by`: JSON that chooses the partition as a key would: the key's where `key` also has a
     schema or its id, or that of other columns; a number is the partition; None: `key` chooses.
+    `op` is the operation that the row counts as in metrics: c, u, d, t or r, and c of an outbox's
+    row; empty for a record without a row of its own, as the tombstone behind a delete.
     """
 
     topic: str
@@ -32,6 +34,7 @@ class Event(NamedTuple):
     seq: int = -1
     lsn: int = 0
     placed_by: bytes | int | None = None
+    op: str = ""
 
 
 def placeholder_values(names: Iterable[str]) -> Headers | None:

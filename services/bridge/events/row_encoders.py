@@ -63,13 +63,14 @@ class Column(NamedTuple):
 class Frame(NamedTuple):
     """The JSON text around a row, apart from the fields of its transaction.
 
-    `closing` stands behind these, `key_opening` and `key_closing` around the key. `flat`: the
+    `op`: the events' operation. `closing` stands behind these, `key_opening` and `key_closing` around the key. `flat`: the
     fields of the row itself (text, kind), which stand between `opening`, those of the transaction,
     and the row's columns; None: the event has an envelope. `placed_by`: that of each event where
     the key does not choose it. `serialize_key`, `serialize_value`: what makes a binary form of the
     JSON text, None: it stays text. `places_by_bytes`: a key's binary form chooses the partition.
     """
 
+    op: str
     opening: str
     names: str
     metadata: bool
@@ -147,6 +148,7 @@ def writer(
         "KEY_OPENING": wire.text_as_bytes(frame.key_opening),
         "KEY_CLOSING": frame.key_closing.encode(),
         "PLACED_BY": frame.placed_by,
+        "OP": frame.op,
     }
     for index, column in enumerate(columns):
         variables[f"e{index}"] = column.encode
@@ -307,5 +309,5 @@ def _record(value: str, keys: tuple[int, ...], *, framed: tuple[bool, bool]) -> 
         "at_lsn = str(lsn)",
         f"key = f'{key}'.{as_bytes}" if keys else "key = None",
         f"value = f'{value}'.{as_bytes}",
-        f"return new(Event, (TOPIC, {whole}, value, None, False, TABLE, seq, lsn, {placed_by}))",
+        f"return new(Event, (TOPIC, {whole}, value, None, False, TABLE, seq, lsn, {placed_by}, OP))",
     ]

@@ -196,6 +196,7 @@ class Table:
         else:
             opening = self._flat_opening(self.fields, op)
         frame = Frame(
+            op,
             *(around.opening + opening, self._names, metadata, old, around.closing, *around_key),
             flat=None if self.fields is None else tuple(self.fields.row),
             placed_by=None if keys else FIRST_PARTITION,
@@ -329,11 +330,17 @@ class Table:
         return not whole and any(change.old[index] is None for index, *_ in self._places)
 
     def event(
-        self, key: Key, value: bytes | None, headers: Headers | None, seq: int, lsn: int
+        self,
+        op: str,
+        key: Key,
+        value: bytes | None,
+        headers: Headers | None,
+        seq: int,
+        lsn: int,
     ) -> Event:
-        """Return the event of a row's change at `lsn`."""
+        """Return the event of a row's change at `lsn`; `op`: see Event."""
         data, placed_by = key
-        return Event(self.topic, data, value, headers, False, self.name, seq, lsn, placed_by)
+        return Event(self.topic, data, value, headers, False, self.name, seq, lsn, placed_by, op)
 
 
 def encoder_of(plan: TableShaping, encoders: Encoders, column: RelationColumn) -> Encoder:

@@ -101,9 +101,10 @@ class RepairEvents(RowEvents):
         headers = None
         if holds_placeholder(after):
             headers = _placeholder_values(self.placeholders(relation), after)
-        events = [Event(table.topic, found.key, value, headers, False, table.name, seq, lsn)]
+        place = False, table.name, seq, lsn
+        events = [Event(table.topic, found.key, value, headers, *place, op=found.op)]
         if found.op == "d" and self._tombstones:
-            events.append(Event(table.topic, found.key, None, None, False, table.name, seq, lsn))
+            events.append(Event(table.topic, found.key, None, None, *place))
         return events
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, schema_topic
+from schemas.events import PreparedRecord, ProgressRecord, prepared_topic
 from schemas.lsn import format_lsn
 from schemas.registry import RegistrySettings
 from schemas.snapshot import SnapshotSettings
@@ -242,7 +242,6 @@ class _Opening:
         group_commit = self._grouping()(
             *(producer, self._bridge, standby_status, heartbeat, agreed.records.at, ledger, record),
             subject=f"slot {self._slot}",
-            schema_topic=schema_topic(self._prefix),
             events_of=events_of(self._kafka, registry.url if registry else "", timeline),
             claim_checks=self._claim_checks,
             table_names=self._table_names,

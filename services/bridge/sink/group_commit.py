@@ -76,7 +76,6 @@ class GroupCommit:
         record: ProgressRecord,
         *,
         subject: str,
-        schema_topic: str,
         events_of: EventsOf,
         claim_checks: ClaimChecks | None = None,
         table_names: TableNames | None = None,
@@ -102,7 +101,6 @@ class GroupCommit:
         self._opened = 0.0
         self._oldest_commit_us = 0
         self._rows: row_tally.Counts = {}
-        self._schema_topic = schema_topic
         self._events_of = events_of
         self.failure: BaseException | None = None
         """The error of a commit that was in progress at `close`."""
@@ -242,7 +240,7 @@ class GroupCommit:
 
     def _tally(self, batch: EventBatch) -> None:
         """Note for the metrics what the open Kafka transaction has, once a batch."""
-        row_tally.count(batch.events, self._schema_topic, self._rows)
+        row_tally.count(batch.events, self._rows)
         if not self._opened:
             self._opened = time.monotonic()
             stamp = batch.ended[0].stamp if batch.ended else batch.stamp

@@ -60,13 +60,11 @@ class BadSignal(ValueError):
 def signals(events: Iterable[Event], table: str) -> Iterable[tuple[Signal, int]]:
     """Yield the signals among a transaction's events, each with its seq."""
     for event in events:
-        if event.table == table and event.value is not None:
+        if event.table == table and event.op == "c" and event.value is not None:
             document = json.loads(event.value, parse_int=str)  # of any number of digits
             document = document.get("payload", document)
-            flat = field_name("op") in document
-            op = document[field_name("op")] if flat else document.get("op")
-            row = document if flat else document.get("after")
-            if op == "c" and isinstance(row, dict):
+            row = document if field_name("op") in document else document.get("after")
+            if isinstance(row, dict):
                 texts = (row.get(name) for name in Signal._fields)
                 yield Signal(*(text if isinstance(text, str) else "" for text in texts)), event.seq
 

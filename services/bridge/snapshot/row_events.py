@@ -114,7 +114,7 @@ class RowEvents(Envelope):
             row = chosen
         after, headers = table.told(row)
         value = self._value(table, "null", after, "r", lsn, seq)
-        return [table.event(table.key(row), value, headers, seq, lsn)]
+        return [table.event("r", table.key(row), value, headers, seq, lsn)]
 
 
 def tuple_data(row: Row) -> bytes:

@@ -35,7 +35,6 @@ class Session:
             Ledger(Position(1, 1, 0), 1),
             record(1),
             subject="slot s",
-            schema_topic="p.schema",
             events_of=lambda batch: batch.events,
         )
 

@@ -256,7 +256,8 @@ values |= st.integers().map(lambda number: str(number).encode())
 
 def written(kind: str, value: bytes) -> Event | None:
     column = Column(0, '"c":', KINDS[kind], '"?"', key=True)
-    frame = Frame('{"op":"c","before":null,"after":{', '"schema":"s","table":"t",', metadata=True)
+    opening, names = '{"op":"c","before":null,"after":{', '"schema":"s","table":"t",'
+    frame = Frame("c", opening, names, metadata=True)
     write = writer(Event, "topic", "s.t", [column], 1, frame)
     data = b"I\0\0\0\7N\0\1t" + len(value).to_bytes(4) + value
     made: Event | None = write(data, 8, 9, 2, 1, 1, "head", "order", "tail", "")

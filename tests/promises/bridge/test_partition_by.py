@@ -282,7 +282,7 @@ def test_the_columns_that_choose_the_partition_count_as_memory() -> None:
     plan = Shaping(ShapingSettings.model_validate(BY_ROW), "bank").plan(KEYLESS)
     made = Table(plan, EventCounter("public.t", '"public.t"'), Encoders())
     key = made.key(typed(("1", "x" * 1_000_000, "n")))
-    assert size_of([made.event(key, b"{}", None, 0, 0)]) > 1_000_000
+    assert size_of([made.event("c", key, b"{}", None, 0, 0)]) > 1_000_000
 
 
 def test_other_columns_are_another_placement() -> None:

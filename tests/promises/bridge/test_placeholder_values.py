@@ -33,6 +33,9 @@ CHANGES = (
 )
 
 
+OPENING = '{"op":"c","before":null,"after":{'
+
+
 def named(record: Record) -> list[str] | None:
     """The columns that the header names."""
     found = record.headers.get(PLACEHOLDER_VALUES_HEADER)
@@ -84,7 +87,7 @@ def test_the_fast_way_leaves_such_values_to_the_long_way(twin: str, ascii: bool)
         Column(0, '"a":', plain.string, f'"{UNAVAILABLE}"', key=False),
         Column(1, '"b":', plain.string, f'"{UNAVAILABLE}"', key=False),
     ]
-    frame = Frame('{"op":"c","before":null,"after":{', '"schema":"s","table":"t",', metadata=True)
+    frame = Frame("c", OPENING, '"schema":"s","table":"t",', metadata=True)
     write = writer(Event, "topic", "s.t", columns, 2, frame)
 
     def written(*values: str) -> Event | None:
@@ -107,7 +110,7 @@ def test_what_stands_for_a_number_that_is_never_stored_apart_looks_like_no_value
 ) -> None:
     """With a schema, that is null or 0, which says nothing: numbers are always in the WAL."""
     column = Column(0, '"a":', plain.integer, unavailable, key=False)
-    frame = Frame('{"op":"c","before":null,"after":{', '"schema":"s","table":"t",', metadata=True)
+    frame = Frame("c", OPENING, '"schema":"s","table":"t",', metadata=True)
     write = writer(Event, "topic", "s.t", [column], 1, frame)
     for value in (b"0", b"17"):
         data = b"I\0\0\0\7N\0\1t" + len(value).to_bytes(4) + value

@@ -108,6 +108,7 @@ def test_signals_are_read_from_flat_rows_too(schema: bool) -> None:
             json.dumps({"payload": one, "schema": {}} if schema else one).encode(),
             table="public.signals",
             seq=seq,
+            op=one.get("op") or one["__op"],
         )
         for seq, one in enumerate(told)
     ]
@@ -192,7 +193,7 @@ def test_whatever_a_stranger_writes_is_refused_as_a_signal(data: str, id_: str) 
 
 def test_a_signal_whose_row_has_a_number_of_any_size_is_read() -> None:
     value = f'{{"op":"c","after":{{"id":"i","type":"t","data":"","n":{"9" * 5000}}}}}'
-    event = Event("p.public.signals", b"{}", value.encode(), table="public.signals", seq=1)
+    event = Event("p.public.signals", b"{}", value.encode(), table="public.signals", seq=1, op="c")
     assert [*signals([event], "public.signals")] == [(Signal("i", "t", ""), 1)]
 
 
