@@ -4,6 +4,9 @@ from confluent_kafka import Producer
 
 from services.bridge.events.event import Event
 
+def murmur2(text: bytes, /) -> int:
+    """As services.bridge.sink.batch_produce.murmur2."""
+
 class Records:
     """Straight into one producer; it lives as long as this."""
 
@@ -16,7 +19,6 @@ class Records:
         produce: int,
         produce_arguments: int,
         error_destroy: int,
-        partitioner: int,
     ) -> None:
         """Addresses: `handle` of its rd_kafka_t, the others of librdkafka's functions."""
 

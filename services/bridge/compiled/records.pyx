@@ -4,7 +4,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t
 cimport cython
 
 from services.bridge.compiled.event cimport (
@@ -59,12 +59,29 @@ ctypedef int (*Produce)(
 ) noexcept
 ctypedef void* (*ProduceArguments)(void* producer, const Argument* items, size_t count) noexcept
 ctypedef void (*ErrorDestroy)(void* error) noexcept
-ctypedef int32_t (*Partitioner)(
-    const void* topic, const void* key, size_t key_size, int32_t partitions, void* settings,
-    void* opaque,
-) noexcept
 """rd_kafka_topic_new, rd_kafka_topic_destroy, rd_kafka_produce, rd_kafka_produceva,
-rd_kafka_error_destroy, rd_kafka_msg_partitioner_murmur2; Argument is rd_kafka_vu_t (rdkafka.h)."""
+rd_kafka_error_destroy; Argument is rd_kafka_vu_t (rdkafka.h)."""
+
+
+cdef uint32_t POSITIVE = 0x7fffffff, FACTOR = 0x5bd1e995, SEED = 0x9747b28c
+
+
+cpdef uint32_t murmur2(bytes text) noexcept:
+    """As services.bridge.sink.batch_produce.murmur2."""
+    cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(text)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(text), at
+    cdef uint32_t word, found = SEED ^ <uint32_t>size
+    for at in range(0, size - 3, 4):
+        word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | <uint32_t>data[at + 3] << 24
+        word *= FACTOR
+        found = found * FACTOR ^ (word ^ word >> 24) * FACTOR
+    if size % 4:
+        word = 0
+        for at in range(size - 1, size - size % 4 - 1, -1):
+            word = word << 8 | data[at]
+        found = (found ^ word) * FACTOR
+    found = (found ^ found >> 13) * FACTOR
+    return found ^ found >> 15
 
 
 @cython.no_gc_clear
@@ -78,16 +95,15 @@ cdef class Records:
     cdef Produce produce
     cdef ProduceArguments produce_arguments
     cdef ErrorDestroy error_destroy
-    cdef Partitioner partitioner
     cdef dict topics
 
     def __cinit__(
         self, producer, size_t handle, size_t topic_new, size_t topic_destroy, size_t produce,
-        size_t produce_arguments, size_t error_destroy, size_t partitioner,
+        size_t produce_arguments, size_t error_destroy,
     ):
         self.producer, self.handle, self.topics = producer, <void*>handle, {}
         self.topic_new, self.topic_destroy = <TopicNew>topic_new, <TopicDestroy>topic_destroy
-        self.produce, self.partitioner = <Produce>produce, <Partitioner>partitioner
+        self.produce = <Produce>produce
         self.produce_arguments = <ProduceArguments>produce_arguments
         self.error_destroy = <ErrorDestroy>error_destroy
 
@@ -118,7 +134,7 @@ cdef class Records:
                     break
                 partition = placed_by
             elif placed_by is not None:
-                partition = self.partition(placed_by, ready[name])
+                partition = (murmur2(placed_by) & POSITIVE) % <uint32_t>ready[name]
             key, value = event[EVENT_KEY], event[EVENT_VALUE]
             if event[EVENT_HEADERS] is not None:
                 if not self.taken_whole(topic, partition, key, value, event[EVENT_HEADERS]):
@@ -127,12 +143,6 @@ cdef class Records:
                 break
             index += 1
         return index
-
-    cdef int32_t partition(self, bytes placed_by, int32_t partitions) except -1:
-        """As services.bridge.sink.batch_produce.partition_of."""
-        return self.partitioner(
-            NULL, PyBytes_AS_STRING(placed_by), PyBytes_GET_SIZE(placed_by), partitions, NULL, NULL
-        )
 
     cdef bint taken(self, void* topic, int32_t partition, bytes key, bytes value) except -1:
         cdef char* key_text = NULL

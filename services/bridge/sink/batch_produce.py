@@ -13,7 +13,6 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer, cimpl
 
-from schemas.errors import SetupError
 from services.bridge import compiled
 from services.bridge.compiled import foreign
 from services.bridge.events.event import Event
@@ -83,28 +82,31 @@ def partition_of(placed_by: bytes | int | None, partitions: int) -> int:
         return _BY_KEY
     if isinstance(placed_by, int):
         return placed_by
-    if not FUNCTIONS[-1]:
-        raise SetupError(
-            "this build of confluent-kafka does not show librdkafka's partitioner",
-            operation="produce",
-            hint="install confluent-kafka from its wheel, or set kafka.key_format: json",
-        )
-    return int(_murmur2(None, placed_by, len(placed_by), partitions, None, None))
+    return (murmur2(placed_by) & _POSITIVE) % partitions
 
 
+def murmur2(text: bytes) -> int:
+    """Return the hash by which Kafka's clients choose a key's partition (Utils.murmur2)."""
+    found = _SEED ^ len(text)
+    whole = len(text) // 4 * 4
+    for at in range(0, whole, 4):
+        word = int.from_bytes(text[at : at + 4], "little") * _FACTOR & _WORD
+        word = (word ^ word >> 24) * _FACTOR & _WORD
+        found = found * _FACTOR & _WORD ^ word
+    if whole < len(text):
+        found = (found ^ int.from_bytes(text[whole:], "little")) * _FACTOR & _WORD
+    found = (found ^ found >> 13) * _FACTOR & _WORD
+    return found ^ found >> 15
+
+
+_FACTOR: Final = 0x5BD1E995
+_SEED: Final = 0x9747B28C
+_WORD: Final = 0xFFFFFFFF
+_POSITIVE: Final = 0x7FFFFFFF
 _BY_KEY: Final = -1
 _OPAQUE: Final = foreign.address(cimpl, "rd_kafka_opaque")
 FUNCTIONS: Final = tuple(
     foreign.address(cimpl, f"rd_kafka_{name}")
-    for name in (
-        *("topic_new", "topic_destroy", "produce", "produceva", "error_destroy"),
-        "msg_partitioner_murmur2",
-    )
+    for name in ("topic_new", "topic_destroy", "produce", "produceva", "error_destroy")
 )
 """Addresses of what Records calls (rdkafka.h)."""
-_murmur2: Final = ctypes.CFUNCTYPE(
-    ctypes.c_int32,
-    *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32),
-    *(ctypes.c_void_p, ctypes.c_void_p),
-)(FUNCTIONS[-1])
-"""rd_kafka_msg_partitioner_murmur2, what the producer's `partitioner` does with a key."""

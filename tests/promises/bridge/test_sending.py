@@ -10,10 +10,11 @@ from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.bridge import compiled
 from services.bridge.events.event import Event
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.sink import batch_produce
-from services.bridge.sink.batch_produce import partition_of, plain, sender
+from services.bridge.sink.batch_produce import murmur2, partition_of, plain, sender
 from services.demo.copies import committed_messages
 from tests.promises.bridge.reading import read_committed
 from tests.promises.bridge.test_topics import prepared
@@ -88,6 +89,12 @@ def test_a_text_chooses_the_partition_that_it_has_as_a_key(key: bytes, hashed: i
     """The hashes are those of Kafka's own test, UtilsTest.testMurmur2."""
     assert partition_of(key, 7919) == (hashed & 0x7FFFFFFF) % 7919
     assert partition_of(None, 7919) == -1
+
+
+@given(st.binary())
+def test_both_ways_of_hashing_agree(twin: str, text: bytes) -> None:
+    way = compiled.engine.records.murmur2 if compiled.engine is not None else murmur2
+    assert way(text) == murmur2(text)
 
 
 def test_no_more_than_the_queue_holds(twin: str) -> None:
