@@ -9,6 +9,7 @@ from services.bridge import compiled
 
 CAN_COMPILE = compiled.engine is not None or shutil.which("cc") is not None
 """Without a compiler there is one way only, and it is tested."""
+COMPILED = pytest.mark.skipif(not CAN_COMPILE, reason="no C compiler, and nothing compiled")
 
 
 @pytest.fixture(scope="module", params=["compiled", "plain"] if CAN_COMPILE else ["plain"])

@@ -5,7 +5,7 @@
     scan           JSON text read token by token
     codecs         JSON text to a binary form: structs, and whether a record is taken
     avro, protobuf the two binary forms                    as services.bridge.events.formats
-    rows           a row's bytes to its event              as services.bridge.events.row_encoders
+    rows           a row's bytes to its event              as Decoder and Envelope
     transactions   rows, and whole small transactions      as Assembler and Envelope
     messages       many from libpq                         as a list
     records        many to librdkafka                      as sink.batch_produce.plain

@@ -6,7 +6,7 @@ from typing import Any
 from services.bridge.events.row_encoders import Column, Frame
 
 class RowWriter:
-    """As the function that services.bridge.events.row_encoders.writer makes. One thread at a time.
+    """As services.bridge.events.row_encoders.Write. One thread at a time.
 
     `kinds`: of each column one of forms.KINDS, 0 for those whose encoder is to be called.
     """

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""From a row's pgoutput bytes straight to its record, as services.bridge.events.row_encoders does it.
+"""From a row's pgoutput bytes straight to its record.
 
 What is not as expected goes the long way (services.bridge.events.envelope), which says what is
 wrong with it.

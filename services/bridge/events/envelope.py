@@ -193,15 +193,14 @@ class Envelope:
         events: list[Event],
         seq: int,
         room_bytes: int,
-    ) -> tuple[int, int, int] | None:
+    ) -> tuple[int, int, int]:
         """Append the events of rows from `index` on, values at `at`, to `events` (compiled).
 
         Stop at the first message that is not such a row, or when the events have more than
-        `room_bytes`. Return the index there, the next seq, and the events' bytes; None where
-        there is no compiled way.
+        `room_bytes`. Return the index there, the next seq, and the events' bytes.
         """
         if compiled.engine is None:
-            return None
+            return index, seq, 0
         texts = self._texts
         index, seq, self.total, size = compiled.engine.transactions.take_rows(
             *(messages, index, at, writers, events, self._touched),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Final, NamedTuple
 
+from services.bridge import compiled
 from services.bridge.events.errors import (
     EntersWithoutValue,
     HiddenByPartition,
@@ -34,7 +35,7 @@ from services.bridge.pgoutput.messages import (
 )
 
 WORTH_ROWS = 20
-"""How many rows of a table come the long way before code is made for it."""
+"""How many rows of a table come the long way before a RowWriter is made for it."""
 Part = tuple[int, str, Encode, str]
 """A column of a key: where it stands in the server's rows, and as in `Table.columns`."""
 _OPERATIONS: Final = {Insert: "c", Update: "u", Delete: "d"}
@@ -171,11 +172,13 @@ class Table:
     ) -> Write | None:
         """Return the encoder of rows of `count` columns with `op` c, u or r, None without one.
 
-        `old`: an update's old row, whole, is told. There is none for outboxes, for what is left
-        out or may be left out as unchanged, for tables with filters, computed columns or columns
-        that choose the partition, and before WORTH_ROWS rows have come; of a snapshot (r) many come
-        at once.
+        `old`: an update's old row, whole, is told. There is none without the C extension, for
+        outboxes, for what is left out or may be left out as unchanged, for tables with filters,
+        computed columns or columns that choose the partition, and before WORTH_ROWS rows have come;
+        of a snapshot (r) many come at once.
         """
+        if compiled.engine is None:
+            return None
         self._rows += WORTH_ROWS if op == "r" else 1
         if self._rows < WORTH_ROWS or op in self.skipped or self.outbox is not None:
             return None

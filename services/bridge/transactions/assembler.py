@@ -21,7 +21,7 @@ from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
-from services.bridge.events.rows import Table, Writer
+from services.bridge.events.rows import Table
 from services.bridge.events.sent_relations import SentRelations
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.decoder import Decoder
@@ -42,7 +42,6 @@ from services.bridge.pgoutput.messages import (
 from services.bridge.progress.ledger import Position
 from services.bridge.transactions.annotations import Annotations
 
-_ROWS = frozenset((b"I", b"U"))
 EVENT_BATCH_BYTES = 2**18
 """Small transactions are put together into batches of about this size."""
 
@@ -127,36 +126,14 @@ class Assembler:
         return self._reached(self._last)
 
     def take(self, decoder: Decoder, payload: bytes, lsn: int, now_us: int) -> EventBatch | None:
-        """Take one message as it came, as `feed` does; most rows need not be decoded for it."""
-        if payload[:1] not in _ROWS:
-            return self.feed(decoder.decode(payload, lsn), lsn, now_us)
-        kind = decoder.row_kind(payload)
-        writer = decoder.writers.get(kind)
-        if writer is not None and self.row(writer, payload, decoder.row_at, lsn):
-            return self.full()
+        """Take one message as it came, as `feed` does; `rows` may take the next one like it."""
         message = decoder.decode(payload, lsn)
         batch = self.feed(message, lsn, now_us)
         if isinstance(message, Insert) or (isinstance(message, Update) and message.old_kind != "K"):
-            made = self._envelope.writer(message) if self._seq > self._skip_below else None
-            if made is not None:
-                decoder.writers[kind] = made
+            writer = self._envelope.writer(message) if self._seq > self._skip_below else None
+            if writer is not None:
+                decoder.writers[decoder.row_kind(payload)] = writer
         return batch
-
-    def row(self, writer: Writer, payload: bytes, at: int, lsn: int) -> bool:
-        """Take a row whose values begin at `at`; False when it must go through `feed`."""
-        seq = self._seq
-        if self._begin is None or seq < self._skip_below:
-            return False
-        event = self._envelope.row(writer, payload, at, lsn, seq)
-        if event is None:
-            return False
-        self._seq = seq + writer.numbers
-        if self._annotations.headers:
-            self._hold([event])
-            return True
-        self._events.append(event)
-        self._bytes += EVENT_OVERHEAD_BYTES + len(event.value or b"") + len(event.key or b"")
-        return True
 
     def rows(self, messages: Messages, index: int, decoder: Decoder) -> int:
         """Take rows from `index` on; the index of the first message that needs another way.
@@ -167,23 +144,13 @@ class Assembler:
             return index
         at, writers, since = decoder.row_at, decoder.writers, len(self._events)
         room_bytes = self._bytes_max - self._bytes
-        taken = self._envelope.rows(
+        index, self._seq, size = self._envelope.rows(
             messages, index, at, writers, self._events, self._seq, room_bytes
         )
-        if taken is not None:
-            index, self._seq, size = taken
-            self._bytes += size
-            if self._annotations.headers:
-                self._events[since:] = self._annotations.on(self._events[since:])
-                self._bytes += self._annotations.bytes * (len(self._events) - since)
-            return index
-        count, kind_of = len(messages), decoder.row_kind
-        while index < count and self._bytes <= self._bytes_max:
-            lsn, payload = messages[index]
-            writer = writers.get(kind_of(payload))
-            if writer is None or not self.row(writer, payload, at, lsn):
-                break
-            index += 1
+        self._bytes += size
+        if self._annotations.headers:
+            self._events[since:] = self._annotations.on(self._events[since:])
+            self._bytes += self._annotations.bytes * (len(self._events) - since)
         return index
 
     def transactions(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from services.bridge import compiled
 from services.bridge.events.formats import avro, connect, protobuf
-from tests.promises.bridge.conftest import CAN_COMPILE
+from tests.bridge.conftest import COMPILED
 from tests.promises.bridge.strategies import names
 from tests.promises.bridge.values.connect_schemas import as_text, documents, schemas
 
-pytestmark = pytest.mark.skipif(not CAN_COMPILE, reason="no C compiler, and nothing compiled")
+pytestmark = COMPILED
 Serializer = Callable[[connect.Schema, int], Callable[[str], bytes]]
 SERIALIZERS = {"avro": avro.serializer, "protobuf": protobuf.serializer}
 

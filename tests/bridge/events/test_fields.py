@@ -174,7 +174,9 @@ def test_rows_of_a_snapshot_are_flat_too() -> None:
     assert [row["__snapshot"] for row in told] == ["first", "true", "true"]
     assert [row["__source_snapshot"] for row in told] == ["first", "true", "true"]
     assert [row["__seq"] for row in told] == [0, 1, 2]
-    assert {row["__op"] for row in told} == {event.op for event in found} == {"r"} and {row["__lsn"] for row in told} == {150}
+    assert {row["__op"] for row in told} == {event.op for event in found} == {"r"} and {
+        row["__lsn"] for row in told
+    } == {150}
 
 
 def test_a_column_with_the_name_of_a_field_is_refused() -> None:

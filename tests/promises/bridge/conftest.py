@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.bridge.conftest import CAN_COMPILE, twin
+from tests.bridge.conftest import COMPILED, twin
 from tests.promises.bridge.running import Bridge
 from tests.providers.interface import Broker
 
-__all__ = ["CAN_COMPILE", "twin"]
+__all__ = ["COMPILED", "twin"]
 NewBridge = Callable[..., Bridge]
 
 

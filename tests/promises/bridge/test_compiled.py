@@ -47,11 +47,11 @@ from services.bridge.source.replication_connection import _gather as plain_gathe
 from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
-from tests.promises.bridge.conftest import CAN_COMPILE
+from tests.promises.bridge.conftest import COMPILED
 from tests.promises.bridge.known_registry import KnownRegistry
 from tests.promises.bridge.wire import encode
 
-pytestmark = pytest.mark.skipif(not CAN_COMPILE, reason="no C compiler, and nothing compiled")
+pytestmark = COMPILED
 ROOT = Path(__file__).parents[3]
 NOW_US = 1_700_000_000_000_000
 TABLES = (

@@ -10,7 +10,7 @@ from schemas.events import PLACEHOLDER_VALUES_HEADER, UNAVAILABLE
 from services.bridge.events.event import Event
 from services.bridge.events.row_encoders import Column, Frame, holds_placeholder, writer
 from services.bridge.events.values import plain
-from tests.promises.bridge.conftest import NewBridge
+from tests.promises.bridge.conftest import COMPILED, NewBridge
 from tests.promises.bridge.reading import Record, read_committed
 from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.snapshots import read_all
@@ -81,8 +81,9 @@ def test_a_header_names_values_that_look_unchanged(
     ]
 
 
+@COMPILED
 @pytest.mark.parametrize("ascii", [True, False])
-def test_the_fast_way_leaves_such_values_to_the_long_way(twin: str, ascii: bool) -> None:
+def test_the_fast_way_leaves_such_values_to_the_long_way(ascii: bool) -> None:
     columns = [
         Column(0, '"a":', plain.string, f'"{UNAVAILABLE}"', key=False),
         Column(1, '"b":', plain.string, f'"{UNAVAILABLE}"', key=False),
@@ -104,9 +105,10 @@ def test_the_fast_way_leaves_such_values_to_the_long_way(twin: str, ascii: bool)
     assert written(other, UNAVAILABLE + "x") is not None
 
 
+@COMPILED
 @pytest.mark.parametrize("unavailable", ["null", "0"])
 def test_what_stands_for_a_number_that_is_never_stored_apart_looks_like_no_value(
-    twin: str, unavailable: str
+    unavailable: str,
 ) -> None:
     """With a schema, that is null or 0, which says nothing: numbers are always in the WAL."""
     column = Column(0, '"a":', plain.integer, unavailable, key=False)
