@@ -7,9 +7,9 @@ import typer
 
 from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode
+from schemas.findings import Finding, Severity
 from schemas.settings import load_settings, require
 from services.bridge.doctor.facts import Facts
-from services.bridge.doctor.finding import Finding, Severity
 from services.runtime.process import configure_logging, exit_codes
 
 
@@ -55,10 +55,10 @@ def _document(facts: Facts, found: list[Finding]) -> dict[str, object]:
 
 def _print(facts: Facts, found: list[Finding]) -> None:
     for finding in found:
-        typer.echo(f"{finding.severity.upper():<10}{finding.name}: {finding.subject}")
+        typer.echo(f"{finding.severity.upper():<10}{finding.check}: {finding.subject}")
         typer.echo(f"          seen     {finding.evidence}")
         typer.echo(f"          so       {finding.consequence}")
-        typer.echo(f"          change   {finding.change}")
+        typer.echo(f"          change   {finding.remedy}")
     for subject, why in facts.unread:
         typer.echo(f"NOT JUDGED {subject}: {why}")
     tables, slots = len(facts.primary.tables), len(facts.primary.slots)

@@ -16,8 +16,9 @@ beside others.
 from collections.abc import Iterator
 from typing import Final
 
+from schemas.findings import Finding, Severity
 from services.bridge.doctor.facts import Facts
-from services.bridge.doctor.finding import Finding, Severity, alter, amount
+from services.bridge.doctor.finding import advice, alter, amount
 from services.postgres.server import logical_decoding, untried_version
 
 _SHARE_MIN: Final = 0.01
@@ -30,7 +31,7 @@ def decoding(facts: Facts) -> Iterator[Finding]:
     """Yield findings from the slot's decoding statistics and from the bridge's engine."""
     levels = [facts.primary.settings.get(name, "") for name in ("wal_level", "effective_wal_level")]
     if levels[0] and not logical_decoding(*levels):
-        yield Finding(
+        yield advice(
             "wal-level",
             Severity.CRITICAL,
             "the primary",
@@ -42,7 +43,7 @@ def decoding(facts: Facts) -> Iterator[Finding]:
     yield from _streams(facts)
     yield from _empty(facts)
     if untried := untried_version(facts.primary.version):
-        yield Finding(
+        yield advice(
             "server-newer-than-tried",
             Severity.NOTE,
             "the primary",
@@ -51,12 +52,12 @@ def decoding(facts: Facts) -> Iterator[Finding]:
             "update slotbridge, or try it on a copy of the database (docs/OPERATIONS.md, Versions)",
         )
     if not facts.compiled:
-        yield Finding(
+        yield advice(
             "engine-not-compiled",
             Severity.NOTE,
             "slotbridge",
             "the compiled part (services.bridge.compiled) is missing or switched off",
-            "the bridge takes several times the CPU for each row",
+            "the bridge takes about ten times the CPU for each row",
             "install the wheel for this Python version, and unset SLOTBRIDGE_COMPILED",
         )
 
@@ -78,7 +79,7 @@ def _spills(facts: Facts) -> Iterator[Finding]:
     change = alter("logical_decoding_work_mem", _memory_for(mean))
     if not facts.streaming:
         change = f"set bridge.streaming: true, and restart the bridge; or {change}"
-    yield Finding(
+    yield advice(
         "decoding-spills", Severity.WARNING, f"slot {facts.slot}", evidence, consequence, change
     )
 
@@ -90,7 +91,7 @@ def _streams(facts: Facts) -> Iterator[Finding]:
     mean = seen.stream_bytes / seen.stream_txns
     if seen.stream_bytes < _SHARE_MIN * seen.total_bytes or mean > _WORK_MEM_MAX / 2:
         return
-    yield Finding(
+    yield advice(
         "decoding-streams",
         Severity.NOTE,
         f"slot {facts.slot}",
@@ -110,7 +111,7 @@ def _empty(facts: Facts) -> Iterator[Finding]:
     empty = max(0, sample.decoded - sample.published)
     if empty / sample.decoded < _EMPTY_SHARE:
         return
-    yield Finding(
+    yield advice(
         "empty-transactions",
         Severity.NOTE,
         f"slot {facts.slot}",

@@ -1,36 +1,15 @@
 """One piece of advice: what was seen, what comes of it, and the exact change. Pure."""
 
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Any
+from schemas.findings import Finding, Remedy, Severity
 
 MIB = 2**20
 
 
-class Severity(StrEnum):
-    """How much a finding matters."""
-
-    CRITICAL = "critical"
-    """Something is broken, or will be."""
-    WARNING = "warning"
-    NOTE = "note"
-    """It costs something, and may be wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One finding; `change`: the statement, command or setting that ends it."""
-
-    name: str
-    severity: Severity
-    subject: str
-    evidence: str
-    consequence: str
-    change: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the finding, for `--json`."""
-        return {**asdict(self), "severity": str(self.severity)}
+def advice(
+    check: str, severity: Severity, subject: str, evidence: str, consequence: str, change: str
+) -> Finding:
+    """Return a finding; `change`: the statement, command or setting that ends it."""
+    return Finding(check, severity, subject, evidence, consequence, Remedy(change))
 
 
 def amount(count: float) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from schemas.findings import Finding, Severity
 from services.bridge.doctor.facts import Facts
-from services.bridge.doctor.finding import Finding, Severity
+from services.bridge.doctor.finding import advice
 
 _COLUMNS: Final = ("shaping.keys", "shaping.partition_by")
 
@@ -12,11 +13,11 @@ _COLUMNS: Final = ("shaping.keys", "shaping.partition_by")
 def publication(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each difference, and for each setting that does not fit a table."""
     for one in facts.primary.differences:
-        yield Finding(
+        yield advice(
             one.name, Severity.WARNING, one.subject, one.evidence, one.consequence, one.change
         )
     for error in facts.primary.unfit:
-        yield Finding(
+        yield advice(
             "shaping-does-not-fit" if error.subject in _COLUMNS else "expression-does-not-fit",
             Severity.CRITICAL,
             error.subject,

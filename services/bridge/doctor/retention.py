@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from schemas.findings import Finding, Severity
 from services.bridge.doctor.facts import Facts
-from services.bridge.doctor.finding import MIB, Finding, Severity, alter, amount
+from services.bridge.doctor.finding import MIB, advice, alter, amount
 
 _DAY_S: Final = 86_400
 _GRAVE: Final = ("unreserved", "lost")
@@ -32,7 +33,7 @@ def _slots(facts: Facts) -> Iterator[Finding]:
             if used or name == facts.slot
             else f"start its consumer, or: SELECT pg_drop_replication_slot('{name}');"
         )
-        yield Finding(
+        yield advice(
             "slot-holds-wal",
             Severity.CRITICAL if gone else Severity.WARNING,
             f"slot {name}",
@@ -48,7 +49,7 @@ def _slots(facts: Facts) -> Iterator[Finding]:
 def _own_slot(facts: Facts) -> Iterator[Finding]:
     slot, primary = facts.own_slot, facts.primary
     if slot is not None and not slot.failover:
-        yield Finding(
+        yield advice(
             "slot-without-failover",
             Severity.CRITICAL,
             f"slot {facts.slot}",
@@ -59,7 +60,7 @@ def _own_slot(facts: Facts) -> Iterator[Finding]:
         )
     total = primary.number("max_replication_slots", 10)
     if len(primary.slots) >= total:
-        yield Finding(
+        yield advice(
             "slots-exhausted",
             Severity.WARNING,
             "primary",
@@ -74,7 +75,7 @@ def _settings(facts: Facts) -> Iterator[Finding]:
     primary = facts.primary
     if primary.number("max_slot_wal_keep_size", -1) == -1:
         planned = max(1, 4 * primary.number("max_wal_size", 1024) // 1024)
-        yield Finding(
+        yield advice(
             "slot-wal-unbounded",
             Severity.WARNING,
             "primary",
@@ -85,7 +86,7 @@ def _settings(facts: Facts) -> Iterator[Finding]:
         )
     idle_s = primary.number("idle_replication_slot_timeout", 0)
     if 0 < idle_s < _DAY_S:
-        yield Finding(
+        yield advice(
             "slot-idle-timeout",
             Severity.WARNING,
             "primary",
@@ -95,7 +96,7 @@ def _settings(facts: Facts) -> Iterator[Finding]:
         )
     if primary.followers_without_slot and primary.number("wal_keep_size", 0) == 0:
         names = ", ".join(primary.followers_without_slot)
-        yield Finding(
+        yield advice(
             "standby-without-slot",
             Severity.WARNING,
             names,

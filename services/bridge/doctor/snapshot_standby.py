@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from schemas.findings import Finding, Severity
 from services.bridge.doctor.facts import Facts, SnapshotStandby
-from services.bridge.doctor.finding import Finding, Severity, alter
+from services.bridge.doctor.finding import advice, alter
 
 
 def snapshot_standby(facts: Facts) -> Iterator[Finding]:
@@ -12,7 +13,7 @@ def snapshot_standby(facts: Facts) -> Iterator[Finding]:
     if standby is None:
         return
     if not standby.same_database:
-        yield Finding(
+        yield advice(
             "snapshot-standby-foreign",
             Severity.CRITICAL,
             standby.host,
@@ -21,7 +22,7 @@ def snapshot_standby(facts: Facts) -> Iterator[Finding]:
             "name a standby of the primary in snapshot.conninfo, and its database",
         )
     elif not standby.recovers:
-        yield Finding(
+        yield advice(
             "snapshot-standby-promoted",
             Severity.WARNING,
             standby.host,
@@ -36,7 +37,7 @@ def snapshot_standby(facts: Facts) -> Iterator[Finding]:
 def _serving(standby: SnapshotStandby) -> Iterator[Finding]:
     """Yield findings about a standby of the primary."""
     if standby.waits:
-        yield Finding(
+        yield advice(
             "snapshot-standby-waits",
             Severity.WARNING,
             standby.host,
@@ -45,7 +46,7 @@ def _serving(standby: SnapshotStandby) -> Iterator[Finding]:
             "let it stream and replay what the primary writes, or name another standby",
         )
     if standby.hidden:
-        yield Finding(
+        yield advice(
             "snapshot-standby-hidden",
             Severity.CRITICAL,
             standby.host,
@@ -55,7 +56,7 @@ def _serving(standby: SnapshotStandby) -> Iterator[Finding]:
             "sql/roles.sql with -v snapshot=ROLE",
         )
     if standby.denied:
-        yield Finding(
+        yield advice(
             "snapshot-standby-denied",
             Severity.CRITICAL,
             standby.host,
@@ -65,7 +66,7 @@ def _serving(standby: SnapshotStandby) -> Iterator[Finding]:
             "sql/roles.sql with -v snapshot=ROLE",
         )
     if not standby.feedback:
-        yield Finding(
+        yield advice(
             "snapshot-standby-cancels",
             Severity.NOTE,
             standby.host,

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from schemas.findings import Finding, Severity
 from services.bridge.doctor.facts import Facts, PartitionedTable, Table
-from services.bridge.doctor.finding import Finding, Severity
+from services.bridge.doctor.finding import advice
 
 _NAMED_MAX: Final = 5
 
@@ -26,7 +27,7 @@ def tables(facts: Facts) -> Iterator[Finding]:
 def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
     name = table.full_name
     if changes and (table.identity == "n" or (table.identity == "d" and not table.primary_key)):
-        yield Finding(
+        yield advice(
             "table-without-identity",
             Severity.CRITICAL,
             name,
@@ -37,7 +38,7 @@ def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
             f"ALTER TABLE {name} ADD PRIMARY KEY (…); or ALTER TABLE {name} REPLICA IDENTITY FULL;",
         )
     elif table.identity == "f" and not table.primary_key and not table.keyed:
-        yield Finding(
+        yield advice(
             "table-without-key",
             Severity.WARNING,
             name,
@@ -47,7 +48,7 @@ def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
             f"ALTER TABLE {name} ADD PRIMARY KEY (…); or set shaping.keys: {{{name}: [column]}}",
         )
     elif table.identity == "f" and table.primary_key and not table.full_wanted:
-        yield Finding(
+        yield advice(
             "table-identity-full",
             Severity.NOTE,
             name,
@@ -63,7 +64,7 @@ def _partitions(table: PartitionedTable) -> Iterator[Finding]:
     name = f"{table.relation.schema}.{table.relation.table}"
     more = f" and {len(untold) - _NAMED_MAX} more" if len(untold) > _NAMED_MAX else ""
     listed = ", ".join(one.full_name for one in untold[:_NAMED_MAX])
-    yield Finding(
+    yield advice(
         "partition-identity-differs",
         Severity.WARNING,
         name,
@@ -91,7 +92,7 @@ def _left_out(facts: Facts) -> Iterator[Finding]:
             "a publication for all tables can't be narrowed, and source.publication may not "
             f"change under a prefix: begin the next prefix with source.tables: [{listed}]"
         )
-    yield Finding(
+    yield advice(
         "publication-sends-too-much",
         Severity.WARNING,
         f"publication {publication.name}",

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from schemas.events import prepared_topic, progress_topic, schema_topic
+from schemas.findings import Finding, Severity
 from services.bridge.doctor.facts import Facts, Kafka
-from services.bridge.doctor.finding import Finding, Severity
+from services.bridge.doctor.finding import advice
 from services.bridge.sink.compaction import DELETE
 from services.bridge.sink.topic_differences import grouped
 from services.bridge.sink.topic_requirements import command, lacks, named
@@ -36,7 +37,7 @@ def _kept(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
         config = topic.config or {}
         policy = config.get("cleanup.policy", "")
         if topic.name in own and topic.config is not None and topic.loses_old_records:
-            yield Finding(
+            yield advice(
                 "topic-forgets",
                 Severity.CRITICAL,
                 f"topic {topic.name}",
@@ -45,7 +46,7 @@ def _kept(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
                 command(facts.servers, topic.name, "cleanup.policy=compact"),
             )
         elif topic.name not in own and "compact" in policy and "delete" in policy:
-            yield Finding(
+            yield advice(
                 "topic-compacts-and-deletes",
                 Severity.WARNING,
                 f"topic {topic.name}",
@@ -64,7 +65,7 @@ def _of_the_guarantee(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
             change = "add brokers, then kafka-reassign-partitions.sh with three replicas each"
         else:
             change = f"grant DescribeConfigs on topics {facts.prefix}. to the bridge's principal"
-        yield Finding(
+        yield advice(
             "topic-configuration",
             Severity.WARNING,
             f"topics {named(names)}",
@@ -79,7 +80,7 @@ def _sizes(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
         limit = (topic.config or {}).get("max.message.bytes", "")
         if limit.isdigit() and int(limit) < kafka.message_bytes_max:
             wanted = f"max.message.bytes={kafka.message_bytes_max}"
-            yield Finding(
+            yield advice(
                 "topic-takes-less",
                 Severity.WARNING,
                 f"topic {topic.name}",
@@ -94,7 +95,7 @@ def _partitions(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
     for name in sorted(kafka.table_topics - kafka.counted):
         found = kafka.partitions.get(name, 0)
         if found < facts.partitions_wanted:
-            yield Finding(
+            yield advice(
                 "topic-partitions",
                 Severity.NOTE,
                 f"topic {name}",
@@ -109,7 +110,7 @@ def _partitions(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
 def _as_settings(kafka: Kafka) -> Iterator[Finding]:
     """Yield a finding for each way in which topics differ from kafka.topics."""
     for (key, found, wanted), same in grouped(kafka.differences).items():
-        yield Finding(
+        yield advice(
             "topic-differs",
             Severity.WARNING,
             f"topics {named([one.topic for one in same])}",
@@ -121,7 +122,7 @@ def _as_settings(kafka: Kafka) -> Iterator[Finding]:
 
 def _compacted(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
     for one in kafka.compacted:
-        yield Finding(
+        yield advice(
             "topic-refuses-events",
             Severity.WARNING if one.keyed else Severity.CRITICAL,
             one.table,

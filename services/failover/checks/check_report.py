@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SlotbridgeError
+from schemas.findings import Severity
 from services.failover.checks.facts import facts_of, required_slots
 from services.failover.checks.loss import last_contact, slots_not_judged
-from services.failover.checks.model import Severity
 from services.failover.checks.readiness import Readiness, candidate, judge_all
 from services.failover.checks.registry import CHECKS, run_checks
 from services.failover.model.preconditions import require_one_system
@@ -27,7 +27,7 @@ from services.failover.model.preconditions import require_one_system
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.failover.checks.model import Finding
+    from schemas.findings import Finding
     from services.failover.model.view import Node, View
 
 NAGIOS_UNKNOWN = 3
@@ -39,7 +39,7 @@ NAGIOS = {
 }
 LAG = "standby-lag"
 REPLAY = "replay"
-_GRAVITY = (Severity.OK, Severity.NOT_JUDGED, Severity.WARNING, Severity.CRITICAL)
+_GRAVITY = tuple(Severity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from schemas.findings import Severity
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.facts import bridge_position
 from services.failover.checks.half_moved import enabling
-from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.model.view import Reach
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from services.failover.model.timelines import left_at
 from services.postgres.identifiers import identifier
 
 if TYPE_CHECKING:
-    from services.failover.checks.model import Remedy
+    from schemas.findings import Remedy
     from services.failover.model.destination import Destination
     from services.failover.model.subscription import Subscription
     from services.failover.model.view import Node, Subscriber, View

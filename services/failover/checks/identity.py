@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from services.failover.checks import remedies
 from services.failover.checks.blockers import unidentified
-from services.failover.checks.model import Seen, Severity, check
+from services.failover.checks.model import Seen, check
 from services.failover.model.managers import traces
 from services.failover.model.preconditions import outdated
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
-from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from services.failover.checks import remedies
-from services.failover.checks.model import Seen, Severity, check
+from services.failover.checks.model import Seen, check
 from services.failover.model.standby_settings import listed
 from services.failover.model.topology import follows, slot_of
 

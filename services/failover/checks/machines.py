@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from services.failover.checks import remedies
-from services.failover.checks.model import Seen, Severity, check
+from services.failover.checks.model import Seen, check
 from services.failover.model.managers import is_managed
 
 if TYPE_CHECKING:

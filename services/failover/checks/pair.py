@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from services.failover.checks import remedies
-from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.checks.readiness import judge_all
 from services.failover.model.statements import UNFENCED
 from services.failover.model.topology import keep_off, replaced_by

@@ -14,7 +14,8 @@ from services.failover.checks.standby import standby_answers
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.failover.checks.model import Check, Finding
+    from schemas.findings import Finding
+    from services.failover.checks.model import Check
     from services.failover.model.view import Node, View
 
 

@@ -21,8 +21,9 @@ from services.failover.checks import (
 )
 
 if TYPE_CHECKING:
+    from schemas.findings import Finding
     from services.failover.checks.facts import Facts
-    from services.failover.checks.model import Check, Finding
+    from services.failover.checks.model import Check
 
 CHECKS: tuple[Check, ...] = (
     pair.primary_answers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.failover.checks.model import Order, Remedy
+from schemas.findings import Order, Remedy
 from services.failover.model import statements
 from services.failover.model.conninfo import MASK
 from services.failover.model.standby_settings import on_command_line

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from services.failover.checks import remedies
-from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.checks.slots import GROUP, LOST
 
 if TYPE_CHECKING:

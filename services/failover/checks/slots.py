@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.half_moved import enabling
-from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.model.statements import RELOAD
 from services.postgres.identifiers import identifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from schemas.findings import Remedy
     from services.failover.checks.facts import Facts, Required
-    from services.failover.checks.model import Remedy
     from services.failover.model.subscription import Subscription
     from services.failover.model.view import Node, Subscriber, View
     from services.postgres.slots import Slot

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.capacity import too_low
-from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.model.topology import keep_off
 from services.postgres.server import logical_decoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from schemas.findings import Remedy
     from services.failover.checks.facts import Facts
-    from services.failover.checks.model import Remedy
     from services.failover.model.view import Node, NodeState
 
 GROUP = "standby"

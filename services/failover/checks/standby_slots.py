@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from services.failover.checks import remedies
-from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.model.standby_settings import (
     commits_can_go_on,
     listed,
@@ -23,8 +24,8 @@ from services.postgres.identifiers import identifier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from schemas.findings import Remedy
     from services.failover.checks.facts import Facts
-    from services.failover.checks.model import Remedy
     from services.failover.model.view import Node, NodeState
     from services.postgres.slots import Slot
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from services.failover.checks import hba, remedies
-from services.failover.checks.model import Needs, Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.checks.standby import GROUP, NO_NEW_COPIES
 from services.failover.model.conninfo import SECRETS
 from services.failover.model.preconditions import outdated
@@ -19,8 +20,8 @@ from services.failover.model.topology import follows, slot_named_after
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from schemas.findings import Remedy
     from services.failover.checks.facts import Facts
-    from services.failover.checks.model import Remedy
     from services.failover.model.view import Node, NodeState
 
 

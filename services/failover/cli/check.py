@@ -8,9 +8,9 @@ import typer
 
 from schemas.config_option import ConfigFile
 from schemas.errors import ExitCode, SettingsError
+from schemas.findings import Order
 from schemas.settings import FailoverSettings
 from services.failover.checks.check_report import Checkup, check_up
-from services.failover.checks.model import Order
 from services.failover.cli import output
 from services.failover.cli.options import Json, settings_of
 from services.failover.execute.fix import Fixes, fixes_of, repair

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from schemas.errors import SlotbridgeError
+from schemas.findings import Finding, Order, Severity
 from services.failover.checks.check_report import NAGIOS, Checkup, nagios_of
-from services.failover.checks.model import Finding, Order, Severity
 from services.failover.checks.readiness import Readiness
 from services.failover.drill.outcome import DrillPart, Outcome
 from services.failover.execute.fix import Fixes

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from schemas.errors import Retryable, SlotbridgeError
+from schemas.findings import Finding, Order
 from schemas.settings import FailoverSettings
 from services.failover.checks.check_report import Checkup
-from services.failover.checks.model import Finding, Order
 from services.failover.execute.journal import DONE, FIX, STARTED, Journal
 from services.failover.execute.lock import Lock, locked
 from services.failover.observe.cluster import Cluster

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from schemas.findings import Severity
 from schemas.kafka import KafkaSettings
 from schemas.naming import Naming
 from schemas.shaping import ShapingSettings
 from services.bridge.doctor.facts import Facts, Kafka, Primary
-from services.bridge.doctor.finding import Severity
 from services.bridge.doctor.topics import topics
 from services.bridge.events.event import Event
 from services.bridge.sink.compaction import Compacted, refused_by_compaction
@@ -85,16 +85,16 @@ def test_the_doctor_tells_both() -> None:
         compacted=(Compacted("public.t", "b.t", True), Compacted("public.u", "b.u", False)),
     )
     facts = Facts("s", "b", "k:1", False, 3, True, PRIMARY, kafka, None)
-    found = [one for one in topics(facts) if one.name in ("topic-differs", "topic-refuses-events")]
+    found = [one for one in topics(facts) if one.check in ("topic-differs", "topic-refuses-events")]
     assert [(one.severity, one.subject) for one in found] == [
         (Severity.WARNING, "topics b.t, b.u"),
         (Severity.WARNING, "topics b.t, b.u"),
         (Severity.WARNING, "public.t"),
         (Severity.CRITICAL, "public.u"),
     ]
-    assert "topic-partitions" not in {one.name for one in topics(facts)}
-    assert "shaping.skip: {public.t: [t]}" in found[2].change
-    assert "--entity-name b.u --add-config cleanup.policy=delete" in found[3].change
+    assert "topic-partitions" not in {one.check for one in topics(facts)}
+    assert "shaping.skip: {public.t: [t]}" in found[2].remedy.text
+    assert "--entity-name b.u --add-config cleanup.policy=delete" in found[3].remedy.text
 
 
 @pytest.mark.parametrize(

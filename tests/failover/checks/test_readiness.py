@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
+from schemas.findings import Finding, Severity
 from services.failover.checks import hba
 from services.failover.checks.check_report import check_up, nagios_of
 from services.failover.checks.facts import facts_of, required_slots
-from services.failover.checks.model import Finding, Severity
 from services.failover.checks.readiness import candidate, judge_all
 from services.failover.checks.registry import CHECKS, run_checks
 from services.failover.model.loss_limit import Sighting

@@ -54,7 +54,7 @@ def test_a_truncate_is_warned_of_refused_by_name_and_left_out_on_request(
     assert "table=public.t" in line and "shaping.skip: {public.t: [t]}" in line
     found = Examined(bridge).one("topic-refuses-events")
     assert (found["severity"], found["subject"]) == ("warning", "public.t")
-    assert "cleanup.policy=delete" in found["change"]
+    assert "cleanup.policy=delete" in found["remedy"]["text"]
     run(conninfo, "INSERT INTO t VALUES (1)", "TRUNCATE t", "INSERT INTO t VALUES (2)")
     for _ in range(2):  # and at each restart
         assert bridge.exit_code() == ExitCode.RECORD_REFUSED

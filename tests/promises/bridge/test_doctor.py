@@ -59,11 +59,11 @@ class Examined:
 
     def names(self) -> set[tuple[str, str]]:
         """(finding, subject) of all."""
-        return {(found["name"], found["subject"]) for found in self.findings}
+        return {(found["check"], found["subject"]) for found in self.findings}
 
     def one(self, name: str, subject: str = "") -> dict[str, Any]:
         """The only finding of that name (and subject)."""
-        named = [found for found in self.findings if found["name"] == name]
+        named = [found for found in self.findings if found["check"] == name]
         (found,) = [found for found in named if subject in ("", found["subject"])]
         return found
 
@@ -180,7 +180,7 @@ def test_every_mistake_is_found_and_gone_after_its_own_change(
             found.one("slot-wal-unbounded"),
             found.one("slot-idle-timeout"),
         ):
-            for statement in statements(one["change"]):
+            for statement in statements(one["remedy"]["text"]):
                 connection.execute(statement.encode())
         connection.execute("ALTER TABLE full_key REPLICA IDENTITY DEFAULT")
         again = found
@@ -217,7 +217,7 @@ def test_spills_are_told_with_the_figures_of_the_article(
         told = Examined(bridge).one("decoding-spills")
     assert "spill_txns = 1, spill_count = 7, spill_bytes = 396000" in told["evidence"]
     assert "logical_decoding_work_mem = 64kB" in told["evidence"]
-    assert told["change"].startswith("set bridge.streaming: true")
+    assert told["remedy"]["text"].startswith("set bridge.streaming: true")
 
 
 @pytest.mark.long
@@ -261,14 +261,14 @@ def test_kafka_that_does_not_answer_is_not_judged(
 def test_the_memory_advised_is_twice_the_mean_and_never_less_than_the_default() -> None:
     for spilled, told in ((396_000, "64MB"), (100 * 2**20, "256MB"), (5 * 2**30, "1024MB")):
         (finding,) = decoding(facts(spill_bytes=spilled))
-        assert f"logical_decoding_work_mem = '{told}'" in finding.change
+        assert f"logical_decoding_work_mem = '{told}'" in finding.remedy.text
     assert not list(decoding(facts(spill_bytes=1000, total_bytes=10**9)))
 
 
 def test_the_page_names_every_finding() -> None:
     page = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
     source = "".join(path.read_text("utf-8") for path in (ROOT / ROOM).glob("*.py"))
-    names = set(re.findall(r'(?:Finding\(|yield Finding\()\s*"([a-z-]+)"', source))
+    names = set(re.findall(r'advice\(\s*"([a-z-]+)"', source))
     assert len(names) > 15
     assert not [name for name in names if f"`{name}`" not in page]
 
@@ -278,7 +278,7 @@ def test_a_standby_that_can_not_serve_is_told() -> None:
     seen = facts(spill_bytes=0)
 
     def found(standby: SnapshotStandby) -> list[str]:
-        return [one.name for one in snapshot_standby(replace(seen, standby=standby))]
+        return [one.check for one in snapshot_standby(replace(seen, standby=standby))]
 
     assert found(serves) == []
     assert found(replace(serves, waits="it does not stream")) == ["snapshot-standby-waits"]
@@ -320,7 +320,7 @@ def of_server(version: int, settings: dict[str, str]) -> set[str]:
     """The findings about a server of this version and these settings, by name."""
     primary = Primary(version, settings, 0, (), None, None, (), ())
     facts = Facts("s", "p", "k:9092", True, 3, True, primary, None, None)
-    return {one.name for one in decoding(facts)}
+    return {one.check for one in decoding(facts)}
 
 
 def test_a_server_newer_than_those_that_were_tried_is_a_note() -> None:

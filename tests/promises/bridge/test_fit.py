@@ -252,7 +252,7 @@ def test_settings_that_do_not_fit_their_tables_end_the_bridge_before_the_first_c
             assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
             for part in parts:
                 assert part in bridge.output.splitlines()[-1]
-                assert part in finding["evidence"] + finding["change"]
+                assert part in finding["evidence"] + finding["remedy"]["text"]
         row = connection.execute(
             "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", [bridge.slot]
         ).fetchone()

@@ -166,9 +166,9 @@ PUBLISHED = "a WHERE (id > 4), b (id), d"
 
 def differing(bridge: Bridge) -> dict[str, dict[str, Any]]:
     """The findings of doctor that are differences, by name."""
-    told = [one for one in Examined(bridge).findings if one["name"] in NAMES]
-    assert len({one["name"] for one in told}) == len(told)
-    return {one["name"]: one for one in told}
+    told = [one for one in Examined(bridge).findings if one["check"] in NAMES]
+    assert len({one["check"] for one in told}) == len(told)
+    return {one["check"]: one for one in told}
 
 
 @pytest.mark.long
@@ -206,13 +206,13 @@ def test_each_difference_is_found_and_gone_after_its_own_remedy(
         assert bridge.output.count(TOLD) == len(told)
         for name in told:
             assert name in bridge.output
-        statement = told["publication-lacks-operations"]["change"].partition(";")[0]
+        statement = told["publication-lacks-operations"]["remedy"]["text"].partition(";")[0]
         connection.execute(statement.encode())
         assert run(bridge, "--yes").returncode == 0
         assert not differing(bridge)
         connection.execute("ALTER TABLE c REPLICA IDENTITY DEFAULT")
         (identity,) = differing(bridge).values()
-        assert (identity["name"], identity["subject"]) == ("table-identity-differs", "public.c")
+        assert (identity["check"], identity["subject"]) == ("table-identity-differs", "public.c")
         assert run(bridge, "--yes").returncode == 0
         assert not differing(bridge)
         before = bridge.output.count(TOLD)

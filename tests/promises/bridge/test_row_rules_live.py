@@ -195,10 +195,10 @@ def test_an_expression_that_the_bridge_can_not_use_ends_it(
         assert "REPLICA IDENTITY FULL" in bridge.output.splitlines()[-1]
         bridge = new_bridge(conninfo, shaping={"filters": {"public.t*": "notes == 'n1'"}})
         (finding,) = [
-            one for one in Examined(bridge).findings if one["name"] == "expression-does-not-fit"
+            one for one in Examined(bridge).findings if one["check"] == "expression-does-not-fit"
         ]
         assert "does not have a column notes" in finding["evidence"]
-        assert finding["change"].startswith("did you mean note?")
+        assert finding["remedy"]["text"].startswith("did you mean note?")
         bridge.start()
         assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
         for part in ("notes == 'n1'", "public.t:", "a column notes", "did you mean note?"):

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from schemas.findings import Severity
 from schemas.version import version
 from services.failover.checks.half_moved import disabled_by_runs
-from services.failover.checks.model import Severity
 from services.failover.checks.registry import CHECKS
 from services.failover.model.view import Node, View
 from services.failover.watch.snapshot import Snapshot, lags_of

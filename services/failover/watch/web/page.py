@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.findings import Severity
 from schemas.lsn import format_lsn
-from services.failover.checks.model import Severity
 from services.failover.execute.journal import BEGIN, DONE, END, SEEN
 from services.failover.watch.web.lag_chart import bytes_text, curves
 from services.failover.watch.web.markup import document, el, table
@@ -14,7 +14,7 @@ from services.failover.watch.web.topology import topology
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from services.failover.checks.model import Finding
+    from schemas.findings import Finding
     from services.failover.checks.readiness import Readiness
     from services.failover.execute.journal import Entry
     from services.failover.watch.snapshot import Snapshot

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from schemas.findings import Severity
 from services.failover.checks.facts import facts_of
-from services.failover.checks.model import Severity
 from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
 from services.failover.model.view import Node, View

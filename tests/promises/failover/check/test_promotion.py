@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from schemas.findings import Finding, Severity
 from services.failover.checks.facts import facts_of
-from services.failover.checks.model import Finding, Severity
 from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
 from services.failover.model.view import FENCE, Node, Reach, View
