@@ -47,7 +47,7 @@ def progress(
     return SnapshotProgress.model_validate(
         {"slot": "s", "schema": "public", "table": table, "oid": 1, "key": ["id"], "last": ["1"]}
         | {"rows": rows, "chunks": chunks, "done": done, "timeline": 1, "commit_lsn": lsn}
-        | {"seq": 0, "ts_ms": 0}
+        | {"seq": 0, "ts_ms": 0, "waiting": 0}
     )
 
 

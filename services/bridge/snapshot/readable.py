@@ -31,8 +31,8 @@ def refuse_conditions(found: SnapshotPlan) -> None:
         if foreign and not table.done:
             found.refuse(
                 name,
-                f"is asked for with a condition on {foreign}, which is no published column of a "
-                "built-in type",
+                f"is asked for with a condition on {foreign}: only published columns of built-in "
+                "types can be compared",
                 f"send a signal with another condition, or `slotbridge snapshot stop {name}`",
             )
 

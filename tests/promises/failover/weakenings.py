@@ -133,7 +133,7 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
         **_each("name enabled conninfo slot_name failover comment sync_slots copying", CATALOG),
         "as_marked": CATALOG,
         "remote_lsn": "a role that may not see origins is BARRED; None: it has applied nothing",
-        **_each("worker worker_age_s failing", CHECK),
+        **_each("worker worker_age_s failing changeable", CHECK),
         "foreign_system": _unknown(""),
         "fed": _unknown(True),
         "identified": _unknown(False),
