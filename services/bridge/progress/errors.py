@@ -78,8 +78,8 @@ class OtherStorage(OperatorNeeded):
         if noted == self.UNKNOWN:
             told = "it has neither an id nor a large value"
             other = (
-                "no progress record in Kafka notes an id (an older release began this topic "
-                "prefix, or the bridge could not read the id, or the record is lost)"
+                "no progress record in Kafka notes an id (the bridge could not read the id, or the "
+                "record is lost)"
             )
             gone = "is gone for good, or there never was one"
         super().__init__(

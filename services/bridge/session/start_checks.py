@@ -55,7 +55,7 @@ def check_settings(
     names = [*gathered(shapes, shaping.naming, lambda name: _partitions(topics, name))]
     if names:
         logger.warning(
-            "tables without a key: all their events go to the first partition, formerly to any; "
+            "tables without a key: all their events go to the first partition, before to any; "
             "their order is kept only within each (docs/SHAPING.md, Placement)",
             tables=names,
         )

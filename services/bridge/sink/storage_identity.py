@@ -4,9 +4,9 @@
     this id                      the same                     it is that storage
     an id                        another, or none             refused (OtherStorage)
     nothing, and none was used   an id, or none               its id, or a new one, is noted
-    not known (older release)    an id, or large values       its id, or a new one, is noted
-    not known (older release)    what the role may not see    the same, with a warning
-    not known (older release)    neither                      refused (OtherStorage)
+    not known (not readable)     an id, or large values       its id, or a new one, is noted
+    not known (not readable)     what the role may not see    the same, with a warning
+    not known (not readable)     neither                      refused (OtherStorage)
 
 An empty or foreign folder under the same path takes objects as any other: a share that is not
 mounted, another volume in its place. Nobody would find them where events say that they are.
@@ -148,7 +148,7 @@ def _claimed(storage: ObjectStorage) -> str | None:
 def shows_use(name: str) -> bool:
     """Tell whether an object of this name is a large value, or the marker.
 
-    The empty object is not enough: older releases stored it where nothing was mounted, too.
+    The empty object is not enough: each start stores it, also where nothing is mounted.
     """
     return name == MARKER or (name != TEST_OBJECT and _OBJECT.fullmatch(name) is not None)
 

@@ -131,7 +131,7 @@ class Sightings:
         if not kept:
             return None
         seen, at = max(kept, key=lambda pair: (pair[0].position, pair[1]))
-        if seen.failover_slots is None:  # an older release wrote the note
+        if seen.failover_slots is None:  # an entry of the journal may tell none
             others = (other.failover_slots for other, _ in kept if other.failover_slots is not None)
             seen = replace(seen, failover_slots=next(others, None))
         return seen.aged(max(0.0, (datetime.now(UTC) - at).total_seconds()))
@@ -206,19 +206,17 @@ class Sightings:
             return None
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            slots = found.get("failover_slots")
             seen = Sighting(
                 str(found["node"]),
                 int(found["timeline"]),
                 parse_lsn(found["lsn"]),
                 0.0,
                 str(found["synchronous"]),
-                failover_slots=None if slots is None else frozenset(map(str, slots)),
+                failover_slots=frozenset(map(str, found["failover_slots"])),
             )
             at, before = datetime.fromisoformat(found["at"]), str(found["before"])
             standbys = {
-                str(name): datetime.fromisoformat(when)
-                for name, when in found.get("standbys", {}).items()
+                str(name): datetime.fromisoformat(when) for name, when in found["standbys"].items()
             }
             return _Note(str(found["system"]), at, seen, before, standbys)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -336,7 +336,7 @@ def test_a_rejoin_believes_only_what_was_made_for_the_same_source(
         rebuild._rebuild({}, Conninfo(()))
         return rebuild.done
 
-    (tmp_path / marker).touch()  # as an older version left it
+    (tmp_path / marker).touch()  # it does not tell of which source
     assert does("7000 2 0/3000148") == ["rewound", "configured"]
     (tmp_path / "rewound").unlink()
     Rebuild("7000 2 0/3000148")._note_done(marker)

@@ -440,7 +440,7 @@ def test_a_bucket_is_asked_at_intervals_and_only_by_those_who_refer_to_it(
         (ID, False, OTHER, True, OTHER, False),
         (ID, False, OTHER, True, ID, True),
         (ID, False, None, False, ID, True),
-        (None, False, None, False, "", False),  # the record is of an older release
+        (None, False, None, False, "", False),  # the id could not be read
         (None, False, None, False, "unknown", True),
         (None, False, None, True, "", True),
         (None, False, OTHER, False, "", True),
@@ -460,7 +460,7 @@ def test_which_storage_a_start_accepts(
         folder.claim(marker)
     if objects:
         folder.put(sha256(b"1"), b"1")
-    if noted is None:  # an older release has stored this at each start, where nothing was mounted
+    if noted is None:  # each start has stored this, where nothing was mounted
         folder.put(sha256(b""), b"")
     before = set(tmp_path.iterdir())
     if not goes_on:
