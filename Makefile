@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test test-long test-long-status test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
+.PHONY: help demo test test-long test-long-status test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist release generate \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
@@ -123,18 +123,23 @@ test-kube: $(READY) ## install the chart on a real Kubernetes node
 # sdist and wheel in dist/. The wheel is built from the sdist, so that the sdist is proven whole, and
 # auditwheel gives it the oldest manylinux tag that its compiled part allows (one Python version:
 # that of PYTHON). Without a compiler the wheel is of this machine alone, and the command fails.
-DIST := .cache/dist
-dist: ## sdist and wheel in dist/
+DIST    ?= .cache/dist
+DIST_TO ?= dist
+dist: ## sdist and wheel in dist/ (those of PYTHON)
 	@$(MAKE) --no-print-directory VENV=$(DIST)/venv $(DIST)/venv/.ready-dist
-	@rm -rf dist $(DIST)/out && mkdir -p dist $(DIST)/out
+	@rm -rf $(DIST_TO) $(DIST)/out && mkdir -p $(DIST_TO) $(DIST)/out
 	@echo "building the sdist, and the wheel from it (half a minute)"
 	@$(DIST)/venv/bin/python -c 'from setuptools import build_meta; build_meta.build_sdist("$(DIST)/out")' > $(DIST)/sdist.log
 	@$(DIST)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	  --wheel-dir $(DIST)/out $(DIST)/out/slotbridge-*.tar.gz
-	@PATH="$(CURDIR)/$(DIST)/venv/bin:$$PATH" $(DIST)/venv/bin/auditwheel repair --wheel-dir dist $(DIST)/out/slotbridge-*.whl \
+	@PATH="$(CURDIR)/$(DIST)/venv/bin:$$PATH" $(DIST)/venv/bin/auditwheel repair --wheel-dir $(DIST_TO) $(DIST)/out/slotbridge-*.whl \
 	  2> $(DIST)/auditwheel.log || { cat $(DIST)/auditwheel.log >&2; exit 1; }
-	@mv $(DIST)/out/slotbridge-*.tar.gz dist/
-	@ls -1 dist
+	@mv $(DIST)/out/slotbridge-*.tar.gz $(DIST_TO)/
+	@ls -1 $(DIST_TO)
+
+# All that a release has (tests/packaging/release.py). Images are built apart: the notes say how.
+release: $(QUICK) ## sdist, wheels for each Python of this machine, chart, SBOM, notes and sums in dist/
+	@MAKE=$(MAKE) $(BIN)/python -m tests.packaging.release
 
 # What is made from the settings' classes and the chart's values: needed after a change of either.
 generate: $(READY) ## what is made from the settings' classes: docs, examples, JSON Schema, chart

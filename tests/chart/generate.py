@@ -5,6 +5,7 @@ python -m tests.chart.generate      writes both, and the golden renderings
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,7 +185,19 @@ def readme() -> str:
         f"| `{path}` | `{json.dumps(default)}` | {meaning.replace('|', chr(92) + '|')} |"
         for path, default, meaning in _documented(values(), _comments())
     ]
-    return text.replace("@VALUES@", "\n".join(rows))
+    return text.replace("@VALUES@", "\n".join(rows)).replace("@VERSION@", version())
+
+
+def version() -> str:
+    """Return the version that pyproject.toml has, the one place where it is written."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
+
+
+def chart_file() -> str:
+    """Return Chart.yaml with the version of the package as its own and its application's."""
+    text = (CHART / "Chart.yaml").read_text(encoding="utf-8")
+    return re.sub(r"^(version|appVersion): .*$", rf"\1: {version()}", text, flags=re.MULTILINE)
 
 
 def _documented(
@@ -230,6 +243,7 @@ def generated() -> dict[Path, str]:
     return {
         CHART / "values.schema.json": json.dumps(schema(), indent=1, sort_keys=True) + "\n",
         CHART / "README.md": readme(),
+        CHART / "Chart.yaml": chart_file(),
         **{CHART / "dashboards" / f"{name}.json": dashboard(name) for name in DASHBOARDS},
         ROOT / "docs" / "CONFIGURATION.md": page(),
         ROOT / "docs" / "METRICS.md": metrics_page(),
