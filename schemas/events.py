@@ -33,7 +33,7 @@ text: a JSON array of the names of these columns. In all others of `after` the t
 value that was not changed. In `before` it never does: PostgreSQL logs an old row whole."""
 SETTLED_KEY = b'{"slotbridge":"settled"}'
 """The key of a tombstone that means nothing, in any topic: a transaction that Kafka had decided to
-commit, but left open, was ended with it (docs/DELIVERY.md)."""
+commit, but left open, was ended with it (docs/why/delivery.md)."""
 SETTLING_KEY_PREFIX = b"~settling:"
 """How keys of a SettlingNote begin; no slot has a `~` in its name."""
 HEARTBEAT_PREFIX = "slotbridge"
@@ -89,7 +89,7 @@ class TransactionOrder(Contract):
 class Envelope(Contract):
     """One change of a row (`before`, `after`: column -> JSON form), or a truncate of a table.
 
-    `r`: a row as a snapshot has read it (docs/SNAPSHOTS.md).
+    `r`: a row as a snapshot has read it (docs/guides/snapshots.md).
     """
 
     before: dict[str, Any] | None
@@ -195,8 +195,8 @@ class ProgressRecord(Contract):
     `repairing`: `slotbridge recover` was about to make the slot anew; only its end may follow.
     `reads_rows`: rows from before the slot are published, unless snapshot.mode says otherwise.
 
-    The rest identifies the server that the events were read from (docs/DELIVERY.md, "The evidence
-    at a start"). A record of an older release lacks it; each such field is then not judged.
+    The rest identifies the server that the events were read from (docs/why/delivery.md, "The
+    evidence at a start"). A field that the record lacks is not judged.
     `history`: each ancestor of `timeline` -> the LSN at which the server left it; null: not known.
     `origin_lsn`: the replication origin was durably there, 0: not known; `wal_lsn`: the commit that
     moved it there ends here or before. `witness`: what it is of, `origin` or `sequence`

@@ -40,7 +40,7 @@ def example_file(sections: Iterable[str] = USUAL) -> str:
     """Return the file with `sections`, in the order of SECTIONS."""
     wanted = set(sections)
     lines = [
-        "# Configuration of Slotbridge. All keys: docs/CONFIGURATION.md (`slotbridge docs`).",
+        "# Configuration of Slotbridge. All keys: docs/reference/settings.md (`slotbridge docs`).",
         "# Judge it with: slotbridge check-config --config FILE",
         "# Every key is also an environment variable, which wins: SLOTBRIDGE_SOURCE__SLOT.",
         "# A commented key shows its default.",
@@ -52,7 +52,7 @@ def example_file(sections: Iterable[str] = USUAL) -> str:
         if optional_depth is not None and key.depth <= optional_depth:
             optional_depth = None
         if ".NAME." in key.path or optional_depth is not None:
-            continue  # told by the section's meaning and by docs/CONFIGURATION.md
+            continue  # told by the section's meaning and by docs/reference/settings.md
         if key.path in ("shaping.annotations", "shaping.outbox"):
             optional_depth = key.depth
             lines += _entry(key._replace(section=False, default="null"))

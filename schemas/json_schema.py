@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration file, for editors: docs/configuration.schema.json.
+"""The JSON Schema of the configuration file, for editors: docs/reference/configuration.schema.json.
 
 `make generate` writes the file and `slotbridge schema` prints it. Name it in the first line of a
 configuration file, and an editor with a YAML language server completes and checks the keys:

@@ -45,20 +45,20 @@ class KafkaSettings(BaseModel):
     the first match applies. The bridge never changes an existing topic; a start warns of each
     difference."""
     key_format: Format = "json"
-    """How keys of tables' records are written (docs/FORMATS.md)."""
+    """How keys of tables' records are written (docs/guides/formats.md)."""
     value_format: Format = "json"
     """How values of tables' records are written. `json_schema_envelope`: with their schema, as
     Connect's JsonConverter with schemas.enable=true; `json_schema`, `avro`, `protobuf`: with a
     schema registry (section `registry`)."""
     key_bytes: Literal["own", "connect"] = "own"
-    """`connect`: for topics taken over from Debezium whose keys have schemas (docs/ADOPT.md). A key
-    has the bytes that Kafka Connect gives it, with the schema, or its id in the registry, that the
-    topic's last key has; these bytes choose a row's partition. `slotbridge adopt` sets it. Each
-    table needs a topic of its own."""
+    """`connect`: for topics taken over from Debezium whose keys have schemas: docs/guides/adopt.md.
+    A key has the bytes that Kafka Connect gives it, with the schema, or its id in the registry,
+    that the topic's last key has; these bytes choose a row's partition. `slotbridge adopt` sets it.
+    Each table needs a topic of its own."""
     cloudevents: Literal["binary", "structured"] | None = None
     """Make CloudEvents of tables' records: `binary` puts the attributes into headers and leaves the
     values, `structured` puts attributes and JSON into one document, which `slottables` does not
-    read (docs/FORMATS.md)."""
+    read (docs/guides/formats.md)."""
     options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
 

@@ -53,7 +53,7 @@ class LargeValueRule(NamedTuple):
 
 
 class ClaimCheckSettings(BaseModel):
-    """The object storage for large values (docs/LARGE_VALUES.md)."""
+    """The object storage for large values (docs/guides/large-values.md)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,7 +1,7 @@
 """The settings described: key, type, default and meaning of each, read from their classes.
 
-The example file of `slotbridge init`, docs/CONFIGURATION.md and the chart's schema are made from
-this, so that a key is described in one place: the string below its field.
+The example file of `slotbridge init`, docs/reference/settings.md and the chart's schema are made
+from this, so that a key is described in one place: the string below its field.
 """
 
 import ast
@@ -132,7 +132,7 @@ def _default_text(field: FieldInfo) -> str:
 
 
 def page() -> str:
-    """Return the text of docs/CONFIGURATION.md."""
+    """Return the text of docs/reference/settings.md."""
     lines = [
         "# Configuration",
         "",

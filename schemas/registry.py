@@ -9,7 +9,7 @@ SubjectNaming = Literal["topic", "record", "topic_record"]
 
 
 class RegistrySettings(BaseModel):
-    """A schema registry with Confluent's API, for formats that need one (docs/FORMATS.md)."""
+    """A schema registry with Confluent's API, for formats with schemas (docs/guides/formats.md)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -50,7 +50,7 @@ class _Section(BaseModel):
 
 
 class ValueSettings(_Section):
-    """The JSON forms of values (docs/DEBEZIUM.md): what Debezium's keys of like names choose."""
+    """The JSON forms of values (docs/reference/events.md), as Debezium's keys of like names."""
 
     decimal_handling: Literal["string", "double", "precise"] = "string"
     """JSON form of numeric and money."""
@@ -359,7 +359,7 @@ def require(section: Section | None, name: str) -> Section:
         raise SettingsError(
             f"the section `{name}` is missing",
             operation="read settings",
-            hint=f"add `{name}:` to the configuration file (docs/OPERATIONS.md lists its keys)",
+            hint=f"add `{name}:` to the file; docs/reference/settings.md has all keys",
         )
     return section
 

@@ -59,7 +59,7 @@ class SnapshotSettings(_Part):
     conninfo: SecretStr | None = None
     """Connection string of a standby that rows are read from, to spare the primary; null: the
     primary. Rows of tables without a key are read from the primary all the same. The role needs
-    pg_read_all_stats, granted on the primary (docs/SNAPSHOTS.md)."""
+    pg_read_all_stats, granted on the primary (docs/guides/snapshots.md)."""
     standby_wait_ms: int = Field(5_000, ge=1, le=600_000)
     """Longest time that the stream of changes may stand still, for each chunk, until the standby of
     conninfo has replayed what the chunk needs. A standby that always lags more never serves."""
@@ -80,8 +80,9 @@ class SnapshotSettings(_Part):
     """Table -> SQL condition for the rows that a snapshot reads. It does not filter changes."""
     without_key: Literal["refuse", "read"] = "read"
     """Tables without a key. `read`: the bridge publishes their rows from before the slot once, and
-    all later ones as changes; only where the bridge has created the slot (docs/SNAPSHOTS.md).
-    `refuse`: it begins no snapshot while the publication has such a table, as with mode always."""
+    all later ones as changes; only where the bridge has created the slot
+    (docs/guides/snapshots.md). `refuse`: it begins no snapshot while the publication has such a
+    table, as with mode always."""
     workers: int = Field(1, ge=1, le=16)
     """How many connections read a chunk at the same time, each a range of its rows. More than one
     helps where the server, its disk or the network is slower than the bridge."""

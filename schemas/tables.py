@@ -238,8 +238,8 @@ class TablesSettings(_Part):
     work before /healthz answers 503; 0: never. An epoch counts as work for as long as tasks of
     Spark end, read or write rows."""
     openlineage: bool = False
-    """Send START and COMPLETE of each epoch of a table to OpenLineage (docs/TRACING.md). Needs the
-    extra `openlineage`, which the images have."""
+    """Send START and COMPLETE of each epoch of a table to OpenLineage (docs/guides/tracing.md).
+    Needs the extra `openlineage`, which the images have."""
     driver_memory: str = Field("2g", pattern=r"^[0-9]+[mg]$")
     """Memory of Spark's JVM."""
     spark_options: dict[str, str] = {}

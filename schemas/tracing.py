@@ -10,7 +10,7 @@ TRACEPARENT: Final = "traceparent"
 
 
 class TracingSettings(BaseModel):
-    """Traces over OTLP, from the commit in PostgreSQL to Kafka and to the tables (docs/TRACING.md).
+    """Traces over OTLP, from the commit in PostgreSQL to the tables (docs/guides/tracing.md).
 
     The standard environment variables OTEL_* say where to, and how many."""
 

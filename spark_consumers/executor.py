@@ -1,4 +1,4 @@
-"""The command line of one of Spark's executors, in a pod of its own (docs/TABLES.md).
+"""The command line of one of Spark's executors, in a pod of its own (docs/guides/tables.md).
 
 Spark starts the image with the argument `executor`, and says the rest in the environment:
 

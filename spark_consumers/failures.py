@@ -248,7 +248,7 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         ExitCode.PROGRAM_MISSING,
         "Spark's executors lack Python, or the package slotbridge in it",
         "Avro and Protobuf are read by Python: install slotbridge[spark] on Spark's workers, and"
-        " name that Python in PYSPARK_PYTHON (docs/TABLES.md)",
+        " name that Python in PYSPARK_PYTHON (docs/guides/tables.md)",
     ),
     (
         r"Failed to find data source: kafka|ClassNotFoundException|Cannot find catalog plugin"
@@ -256,6 +256,6 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         SetupError,
         ExitCode.PROGRAM_MISSING,
         "a jar of Kafka, Iceberg or the catalog's database is missing",
-        'name them in tables.spark_options["spark.jars"] (docs/OPERATIONS.md)',
+        'name them in tables.spark_options["spark.jars"] (docs/guides/operations.md)',
     ),
 )

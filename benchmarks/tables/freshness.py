@@ -16,7 +16,7 @@ def freshness(source: Source, ours: Ours, *, rows_per_s: int, seconds: float) ->
     """Median, 99th percentile and worst of the transactions after a warm-up, in seconds.
 
     Updates, ten rows a transaction, each transaction in Kafka when it has committed: what the
-    bridge takes until then (docs/PERFORMANCE.md, latency) is not in it.
+    bridge takes until then (docs/why/performance.md, latency) is not in it.
     """
     waiting: deque[tuple[int, float]] = deque()
     ended = threading.Event()

@@ -213,7 +213,7 @@ class Adoption:
         if found.invalidation_reason is not None:
             raise self._refused(
                 f"the slot is invalidated ({found.invalidation_reason}): changes are lost",
-                "begin with a new slot and prefix, and a snapshot (docs/SNAPSHOTS.md)",
+                "begin with a new slot and prefix, and a snapshot (docs/guides/snapshots.md)",
             )
         if found.two_phase or self._source.two_phase:
             raise self._refused(

@@ -80,7 +80,7 @@ def adopt(
 
     First run it with --write FILE: it translates the connector's configuration into settings. Then
     run it with --config FILE: it publishes the changes that the slot decodes again and that Kafka
-    lacks, in one Kafka transaction with the first progress record (docs/ADOPT.md).
+    lacks, in one Kafka transaction with the first progress record (docs/guides/adopt.md).
 
     Exit codes: 0 done; 1 you said no, or Debezium has written meanwhile; 2 the configuration has no
     counterpart; 11 Debezium still has the slot; others as `slotbridge run`.
@@ -148,7 +148,8 @@ def _require_placed_by_key(settings: Settings, operation: str) -> None:
         raise SettingsError(
             "Debezium places rows by their keys, shaping.partition_by by other columns",
             operation=operation,
-            hint="adopt and release without shaping.partition_by: docs/SHAPING.md, Placement",
+            hint="adopt and release without shaping.partition_by "
+            "(docs/guides/shaping.md, Placement)",
         )
 
 

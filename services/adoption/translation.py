@@ -120,7 +120,7 @@ def translate(connector: Connector, *, ignored: Iterable[str] = ()) -> Translati
     flat = unwrapped(own)
     if flat is not None:
         own = {key: value for key, value in own.items() if key not in flat.keys}
-        notes.append("rows have __commit_lsn, __seq, __timeline besides (docs/SHAPING.md)")
+        notes.append("rows have __commit_lsn, __seq, __timeline besides (docs/guides/shaping.md)")
     refusals = [*_refusals(own), *_of_the_worker(worker), *(flat.refusals if flat else ())]
     tables, more = shaping_of(own)
     refusals += more
@@ -198,7 +198,7 @@ def _notes(own: Mapping[str, str], connector: Connector) -> Iterator[str]:
     if own.get("heartbeat.interval.ms", "0") != "0" or own.get("heartbeat.action.query"):
         yield "the topic of Debezium's heartbeats is written no longer: the bridge has its own"
     if own.get("signal.data.collection"):
-        yield "signals: set snapshot.mode and snapshot.signal_table (docs/SNAPSHOTS.md)"
+        yield "signals: set snapshot.mode and snapshot.signal_table (docs/guides/snapshots.md)"
     if own.get("signal.kafka.topic"):
         yield "signals: snapshot.signal_topic takes all records of its topic, also old ones"
     if not is_true(own.get("provide.transaction.metadata", "false")):

@@ -1,6 +1,6 @@
 """A metric that is computed at each scrape: its name, HELP, labels and kind, said once.
 
-The collectors make their samples from these, and docs/METRICS.md is made from the same values.
+The collectors make their samples from these, and docs/reference/metrics.md is made from them.
 """
 
 from collections.abc import Iterable, Mapping

@@ -37,11 +37,12 @@ def names(kind: Kind) -> list[str]:
 def text(kind: Kind, name: str) -> str:
     r"""Return one file. A script's `\ir` lines are replaced by the file that they name.
 
-    `name`: with or without the file's suffix. Raise SettingsError when there is no such file.
+    `name`: with or without the file's suffix and its folder. Raise SettingsError when there is no
+    such file.
     """
     known = {known.lower(): known for known in names(kind)}
     stem = name.removesuffix(_ENDINGS[kind]).lower()
-    alike = [one for one in known if one.rpartition(".")[0] == stem]
+    alike = [one for one in known if stem in (one.rpartition(".")[0], one.rpartition("/")[2])]
     if stem not in known and len(alike) == 1:
         stem = alike[0]
     if stem not in known:

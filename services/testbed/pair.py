@@ -1,4 +1,4 @@
-"""A primary and its streaming standby with slot synchronization, as OPERATIONS.md tells to set up.
+"""A primary and its streaming standby with slot synchronization, as in docs/guides/operations.md.
 
     primary   physical slot standby_1; synchronized_standby_slots and, by option,
               synchronous_standby_names name the standby (ALTER SYSTEM, after the base backup)

@@ -1,4 +1,4 @@
-"""Reads whole source transactions from Kafka, in the order of their commits (docs/CONSUMERS.md).
+"""Reads whole source transactions in the order of their commits (docs/guides/consumers.md).
 
     with Transactions("kafka:9092", "shop", position=Position.parse(stored)) as transactions:
         for transaction in transactions:

@@ -27,7 +27,7 @@ _NAMED_MAX: Final = 20
 
 
 class Change(NamedTuple):
-    """An event of a table, as docs/DEBEZIUM.md describes it; `key` None: the table has none.
+    """An event of a table, as in docs/reference/events.md; `key` None: the table has none.
 
     `table`: `schema.table`. `value` has op, before, after, source.
     """
@@ -172,7 +172,7 @@ class Assembly:
                 operation=OPERATION,
                 subject=f"{self._ends_at[0]}, offset {end.offset}",
                 lsn=end.commit_lsn,
-                hint="an operator has accepted a divergence (docs/DELIVERY.md): begin anew",
+                hint="an operator has accepted a divergence (docs/why/delivery.md): begin anew",
             )
         while self._unended and self._unended[0] <= end.commit_lsn:
             if self._unended[0] < end.commit_lsn:
@@ -295,7 +295,7 @@ class Assembly:
             lsn=commit_lsn,
             hint=f"keep {self._ends_at[0]} for at least as long as the topics of tables. To begin "
             "after what it lacks: Position.after(LSN) of a copy that you have otherwise "
-            "(docs/CONSUMERS.md, Where a reader begins)",
+            "(docs/guides/consumers.md, Where a reader begins)",
         )
 
 
@@ -307,5 +307,5 @@ def _surplus(table: str, commit_lsn: int, place: str) -> OperatorNeeded:
         lsn=commit_lsn,
         hint="only the bridge may write to its topics: deny all others to do so (ACLs), and begin "
         "anew behind the record, with Position.after(LSN) of a copy that you have otherwise "
-        "(docs/CONSUMERS.md, Where a reader begins)",
+        "(docs/guides/consumers.md, Where a reader begins)",
     )

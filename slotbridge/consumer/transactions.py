@@ -318,7 +318,7 @@ class Transactions:
                 subject=str(at),
                 lsn=found.switch_lsn,
                 hint="begin anew, after what was lost: Position.after(LSN) of a copy that you "
-                "have otherwise (docs/CONSUMERS.md, Where a reader begins)",
+                "have otherwise (docs/guides/consumers.md, Where a reader begins)",
             )
 
     def _take_progress(self, document: Mapping[str, Any]) -> None:

@@ -200,7 +200,8 @@ class EventReader:
                 lsn=cut.commit_lsn,
                 hint="if the bridge was killed while it ended a transaction that hangs, its next "
                 "start publishes them. Else retention, an unclean election or a topic made anew "
-                'has removed them, also for a rebuild: docs/TABLES.md, "Events that are lost"',
+                "has removed them, also for a rebuild: docs/guides/tables.md, "
+                '"Events that are lost"',
             )
             refuse(wanted[topic].table, error)
 

@@ -84,8 +84,8 @@ def require_transactions(topic: str, commit_lsn: int, *, judged: bool) -> None:
             subject=topic,
             lsn=commit_lsn,
             hint="their retention was too short: drop the table `_epochs`, start, and audit the "
-            "tables (docs/TABLES.md). If it is dropped already, the topics were made anew or have "
-            "lost their last records: restore them, or fill new tables under another "
+            "tables (docs/guides/tables.md). If it is dropped already, the topics were made anew "
+            "or have lost their last records: restore them, or fill new tables under another "
             "tables.namespace",
         )
     log.warning(

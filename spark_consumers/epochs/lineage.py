@@ -154,6 +154,6 @@ def _client() -> OpenLineageClient:
         raise SettingsError(
             "tables.openlineage is on, and nothing says where its events go",
             operation="begin lineage",
-            hint="set OPENLINEAGE_URL (docs/TRACING.md), or tables.openlineage to false",
+            hint="set OPENLINEAGE_URL (docs/guides/tracing.md), or tables.openlineage to false",
         )
     return client

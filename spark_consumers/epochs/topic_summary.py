@@ -94,7 +94,7 @@ class TopicSummary:
         """Raise for events that don't belong to the table, or (`keyed`) can't be applied to it.
 
         Rows of a snapshot are inserts of a table without a key: the bridge sends each of them once,
-        or refuses the table (docs/SNAPSHOTS.md).
+        or refuses the table (docs/guides/snapshots.md).
         """
         wrong = self.tables - {(shape.schema, shape.table)}
         if wrong:

@@ -272,7 +272,8 @@ def other_key(before: Shape, after: Shape) -> SetupError:
         before,
         what,
         "events by the former key can't be folded by the new one: write the rows anew at the "
-        'source, behind a TRUNCATE, then drop the Iceberg table (docs/TABLES.md, "A changed key")',
+        "source, behind a TRUNCATE, then drop the Iceberg table: docs/guides/tables.md, "
+        '"A changed key"',
     )
 
 

@@ -104,5 +104,5 @@ def warn_unsent(before: Shape, shape: Shape, changed: Iterable[str]) -> None:
             table=shape.name,
             columns=columns,
             hint=f"`slotbridge snapshot start {shape.name}` sends all rows anew; `slottables "
-            f"audit {shape.name}` tells whether any differ (docs/TABLES.md)",
+            f"audit {shape.name}` tells whether any differ (docs/guides/tables.md)",
         )

@@ -1,4 +1,4 @@
-"""Refuses topics in which some transactions never happened (docs/DELIVERY.md)."""
+"""Refuses topics in which some transactions never happened (docs/why/delivery.md)."""
 
 from schemas.errors import OperatorNeeded
 from schemas.events import DivergenceRecord, divergence_topic

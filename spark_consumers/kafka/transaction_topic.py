@@ -94,7 +94,7 @@ class TransactionTopic:
                 hint="topic retention was too short, or a topic was recreated: drop the table "
                 "`_epochs` and start; the tables go on with what their own topics have, uncounted. "
                 "Then audit them. Those that differ get rows by `slotbridge snapshot start`, or a "
-                "rebuild if their topics still have their first events (docs/TABLES.md)",
+                "rebuild if their topics still have their first events (docs/guides/tables.md)",
             )
         return offset
 

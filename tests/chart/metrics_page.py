@@ -1,4 +1,4 @@
-"""docs/METRICS.md, made from the metrics that the services declare."""
+"""docs/reference/metrics.md, made from the metrics that the services declare."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ _HEAD: Final = """# Metrics
 
 Every metric of the three services, with its kind, labels and HELP text. They serve `/metrics` at
 `bridge.http_port`, `failover.watch.http_port` and `tables.http_port`. Alerts on these metrics:
-[RUNBOOKS.md](RUNBOOKS.md); dashboards: `helm/slotbridge/dashboards`.
+[runbooks](runbooks.md); dashboards: `helm/slotbridge/dashboards`.
 
 Labels have few values: names from the settings, slots, fixed states, and at most {tables:,} tables
 of the bridge. An unknown value has no series: a bridge that stands by has none for its slot, and a

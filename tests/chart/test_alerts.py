@@ -19,7 +19,7 @@ from tests.chart.helm import NAMESPACE, Helm, documents, helm_program
 from tests.providers.waiting import patient
 
 pytestmark = pytest.mark.long
-RUNBOOKS: Final = (ROOT / "docs/RUNBOOKS.md").read_text(encoding="utf-8")
+RUNBOOKS: Final = (ROOT / "docs/reference/runbooks.md").read_text(encoding="utf-8")
 HOUR: Final = 60
 
 

@@ -16,9 +16,8 @@ from tests.house.test_english import MODULES, texts
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-WRITTEN = sorted(
-    path for folder in (ROOT, DOCS, ROOT / "benchmarks/results") for path in folder.glob("*.md")
-)
+PAGES = sorted(DOCS.rglob("*.md"))
+WRITTEN = sorted([*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks/results").glob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\(([^)#\s:]*)#([^)]+)\)")
 CALL = re.compile(r"\b(slotbridge|slotfailover|slottables)((?: +[a-z][a-z-]*)+)([^`|#\n]*)")
@@ -32,7 +31,7 @@ COMMANDS = {
 
 def test_the_index_names_every_page() -> None:
     named = set(LINK.findall((DOCS / "index.md").read_text(encoding="utf-8")))
-    assert {path.name for path in DOCS.glob("*.md")} - {"index.md"} <= named
+    assert {path.relative_to(DOCS).as_posix() for path in PAGES} - {"index.md"} <= named
 
 
 def test_links_lead_to_files_that_exist() -> None:
@@ -78,7 +77,7 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def test_the_glossary_names_modules_that_exist() -> None:
-    rows = (DOCS / "GLOSSARY.md").read_text(encoding="utf-8").splitlines()
+    rows = (DOCS / "contributing/glossary.md").read_text(encoding="utf-8").splitlines()
     named = re.findall(
         r"`([a-z_]+(?:/[a-z_]+)+)`", " ".join(row.split("|")[-2] for row in rows[4:])
     )
@@ -105,7 +104,7 @@ def test_examples_of_yaml_are_yaml() -> None:
 
 
 def test_refusals_that_operations_explains_are_said_by_the_code() -> None:
-    page = (DOCS / "OPERATIONS.md").read_text(encoding="utf-8")
+    page = (DOCS / "guides/operations.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| it says \| do \|\n\|---\|---\|\n((?:\|.*\n)+)", page, re.M)
     told = [re.sub(r" \(\d+\)$", "", row.split(" | ")[0].strip("| ")) for row in table.splitlines()]
     said = "\n".join(
@@ -118,7 +117,7 @@ def test_refusals_that_operations_explains_are_said_by_the_code() -> None:
 
 
 def test_the_example_of_an_event_fits_the_contract() -> None:
-    text = (DOCS / "DEBEZIUM.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/events.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```json\n(.*?)^```", text, re.S | re.M)
     assert Envelope.model_validate_json(example).after == {"id": 1, "balance": "9.50"}
 

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/ARCHITECTURE.md), read from the code's own imports."""
+"""Who may import whom (docs/why/architecture.md), read from the code's own imports."""
 
 import ast
 import functools
@@ -272,7 +272,7 @@ def test_rooms_import_only_what_they_may() -> None:
 
 
 WITHOUT_SPARK = ("spark_consumers.command", "spark_consumers.epochs.metrics")
-"""What the wheel without the extra `spark` can import: `--version`, `--help`, METRICS.md."""
+"""What the wheel without the extra `spark` can import: `--version`, `--help`, its metrics."""
 
 
 @pytest.mark.slow

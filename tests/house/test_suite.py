@@ -48,7 +48,7 @@ def test_each_version_of_python_is_tried_once_and_a_broken_one_is_named(tmp_path
 
 
 def test_make_test_has_each_test_that_the_table_of_promises_names() -> None:
-    table = (ROOT / "docs/contributing/TESTS.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs/contributing/tests.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(test_\w+)`", table))
     kept: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):

@@ -66,7 +66,7 @@ KNOWS_SECONDS = re.compile(
     r"""|assert .*(monotonic|perf_counter)\(\) - \w+ < """
 )
 FREE = ("torture", "kube", "league")
-"""Their time is the experiment, or a promise of seconds: docs/contributing/TESTS.md."""
+"""Their time is the experiment, or a promise of seconds: docs/contributing/tests.md."""
 
 
 def test_no_time_out_of_a_test_is_a_number_of_seconds() -> None:

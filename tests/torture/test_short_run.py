@@ -1,6 +1,6 @@
 """Short runs of the rig: fixed seeds, every kind of fault, nothing found.
 
-Longer ones: `make torture`; docs/EVIDENCE.md has the totals.
+Longer ones: `make torture`; docs/contributing/evidence.md has the totals.
 """
 
 import contextlib

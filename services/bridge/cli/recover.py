@@ -62,7 +62,7 @@ def recover(
 
     For a slot that is gone, invalidated or ahead of Kafka, a lost progress topic or table topic, a
     database that was set back, and a failover that lost what Kafka has. It publishes the rows that
-    differ, deletes included, in one Kafka transaction (docs/RECOVERY.md).
+    differ, deletes included, in one Kafka transaction (docs/guides/recovery.md).
 
     Exit codes: 0 the topics are equal to the tables, or nothing was wrong; 1 you said no; 11 a
     bridge still has the slot; others as `slotbridge run`, where a repair does not help.

@@ -49,7 +49,8 @@ def decoding(facts: Facts) -> Iterator[Finding]:
             "the primary",
             f"server_version_num = {facts.primary.version}: {untried}",
             "what has changed in PostgreSQL since is not known to this release",
-            "update slotbridge, or try it on a copy of the database (docs/OPERATIONS.md, Versions)",
+            "update slotbridge, or try it on a copy of the database: docs/guides/operations.md, "
+            "Versions",
         )
     if not facts.compiled:
         yield advice(

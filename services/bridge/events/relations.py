@@ -186,7 +186,7 @@ class Relations:
         if before is not None and plan.placed_otherwise(before.after, after):
             logger.warning(
                 "a table's key, or the columns of its rows, have changed: its rows may go to other "
-                "partitions than before (docs/SHAPING.md, Placement)",
+                "partitions than before (docs/guides/shaping.md, Placement)",
                 table=f"{plan.relation.schema}.{plan.relation.table}",
             )
         self._await_catalog(xid)
@@ -216,7 +216,7 @@ class Relations:
                 table=table,
                 columns=found.unsent,
                 hint=f"`slotbridge snapshot start {table}` sends all of its rows, unless the "
-                "columns have NULL there (docs/TABLES.md)",
+                "columns have NULL there (docs/guides/tables.md)",
             )
         return found
 

@@ -141,7 +141,7 @@ def _exposed(
         lsn=lsn,
         hint=f"name {name} in {sections}, too, and keep the rules of {before}, of which changes "
         f"may yet come; or, where nothing is to be hidden, name {name} in shaping.renames_allowed "
-        "(docs/SHAPING.md, Renamed tables)",
+        "(docs/guides/shaping.md, Renamed tables)",
         exit_code=ExitCode.SETTINGS,
     )
 

@@ -11,8 +11,8 @@
     its slot                  (there is a record)        pg_replication_slots
 
 Each is a lower bound: it holds for any record that was ever committed, not only for the last one.
-So it may be asked of a record that is merely visible, before anything is done (docs/DELIVERY.md,
-"The evidence at a start").
+So it may be asked of a record that is merely visible, before anything is done
+(docs/why/delivery.md, "The evidence at a start").
 """
 
 from collections.abc import Iterator, Mapping, Sequence

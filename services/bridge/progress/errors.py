@@ -10,7 +10,7 @@ from schemas.lsn import format_lsn
 
 COMPARE = "compare witnesses"
 RECOVER = "run `slotbridge recover`, or start over with a new slot and topic prefix"
-"""The remedy if positions disagree (docs/RECOVERY.md)."""
+"""The remedy if positions disagree (docs/guides/recovery.md)."""
 RECOVER_ANYWAY = RECOVER.replace("recover`", "recover --force`")
 """The remedy if positions agree, and yet the bridge can't go on."""
 START_OVER = "start over with a new slot and topic prefix"
@@ -57,8 +57,8 @@ class NamesLost(OperatorNeeded):
 
     HINT: Final = (
         "see that no table of which the settings hide something was renamed or moved to another "
-        "schema: nothing else tells the bridge (docs/SHAPING.md, Renamed tables). Then start once "
-        "with bridge.on_lost_records: continue"
+        "schema: nothing else tells the bridge (docs/guides/shaping.md, Renamed tables). Then "
+        "start once with bridge.on_lost_records: continue"
     )
 
 
@@ -90,7 +90,7 @@ class OtherStorage(OperatorNeeded):
             hint="mount the share again, or name the storage in claim_check.uri; if that storage "
             f"{gone}, or if events are to refer to a new claim_check.uri from now on (then nothing "
             "is lost: earlier events find their objects under the former URI): start with "
-            f"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={noted} (docs/LARGE_VALUES.md)",
+            f"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={noted} (docs/guides/large-values.md)",
         )
 
 

@@ -108,7 +108,7 @@ def tell_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None
     elif names := changed(then, now):
         logger.warning(
             "rows may go to other partitions or topics than before: their order is kept only "
-            "within each (docs/SHAPING.md, Placement)",
+            "within each (docs/guides/shaping.md, Placement)",
             changed=names,
         )
 

@@ -1,4 +1,4 @@
-"""Repairs topics in place: publishes what differs between them and the tables (docs/RECOVERY.md).
+"""Repairs topics in place: publishes what differs from the tables (docs/guides/recovery.md).
 
 diagnosis    what keeps the bridge from starting, and whether a repair helps
 scope        which tables can be compared, and why others can't

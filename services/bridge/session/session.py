@@ -159,7 +159,7 @@ class Session:
                 partition=str(error.leaf),
                 sessions=next(_JUDGED_ANEW),
                 hint="where changes from before its ALTER TABLE remain, each change of it that an "
-                "update elsewhere follows costs a session (docs/SHAPING.md, Partitions)",
+                "update elsewhere follows costs a session (docs/guides/shaping.md, Partitions)",
             )
             raise
 
@@ -180,7 +180,7 @@ class Session:
             logger.warning(
                 "logical messages are skipped, as no setting names their prefix",
                 prefix=prefix,
-                hint="shaping.outbox and shaping.annotations name prefixes (docs/SHAPING.md)",
+                hint="shaping.outbox, shaping.annotations name prefixes (docs/guides/shaping.md)",
             )
 
     def _finish(self) -> None:

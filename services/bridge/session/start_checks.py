@@ -56,7 +56,7 @@ def check_settings(
     if names:
         logger.warning(
             "tables without a key: all their events go to the first partition, before to any; "
-            "their order is kept only within each (docs/SHAPING.md, Placement)",
+            "their order is kept only within each (docs/guides/shaping.md, Placement)",
             tables=names,
         )
 

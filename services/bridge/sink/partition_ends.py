@@ -118,7 +118,7 @@ class Tails:
         if kept.grown:
             logger.warning(
                 "topics have more partitions than before: rows may go to other ones, and their "
-                "order is kept only within each (docs/SHAPING.md, Placement)",
+                "order is kept only within each (docs/guides/shaping.md, Placement)",
                 topics=[f"{name}: {then}, now {now}" for name, (then, now) in kept.grown.items()],
             )
         self._ids = IdWatch(topics.admin, lambda: topics.brokers, kept.topic_ids)

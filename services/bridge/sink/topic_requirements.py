@@ -153,8 +153,8 @@ def lacks(topics: Iterable[Topic], prefix: str) -> dict[Lack, list[str]]:
 def _forgets_transactions(topics: Sequence[Topic], prefix: str) -> Iterable[tuple[Lack, str]]:
     """Yield the transaction topic where a topic of a table keeps its records for longer.
 
-    A new reader of whole transactions (docs/CONSUMERS.md) then finds events without their END. Of a
-    compacted topic it can't have all events whatever is kept.
+    A new reader of whole transactions (docs/guides/consumers.md) then finds events without their
+    END. Of a compacted topic it can't have all events whatever is kept.
     """
     own = own_topics(prefix)
     kept = [

@@ -109,7 +109,7 @@ def check_signal(signal: Signal) -> None:
             f"the signal is not understood: {error}",
             operation="send a signal",
             hint="name tables as schema.table; a condition compares columns, without functions "
-            "(docs/SNAPSHOTS.md)",
+            "(docs/guides/snapshots.md)",
         ) from error
 
 

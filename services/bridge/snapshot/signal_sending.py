@@ -26,7 +26,7 @@ def require_signals(settings: Settings) -> None:
             "neither snapshot.signal_table nor snapshot.signal_topic is set",
             operation="send a signal",
             hint="name a published table with the columns id, type, data, or a topic "
-            "(docs/SNAPSHOTS.md)",
+            "(docs/guides/snapshots.md)",
         )
 
 

@@ -199,7 +199,7 @@ class Primary:
                 rows_about=before.rows,
                 tables=before.tables,
                 tables_not_judged=before.tables_unknown,
-                hint="snapshot.mode: initial sends them (docs/SNAPSHOTS.md)",
+                hint="snapshot.mode: initial sends them (docs/guides/snapshots.md)",
             )
 
     def origin_lsn(self) -> int | None:

@@ -300,7 +300,7 @@ def kafka_record(facts: Facts) -> Iterator[Seen]:
         remedies.manual(
             "start a broker, or correct kafka.bootstrap_servers"
             if published.problem
-            else "see docs/DELIVERY.md: restore the topics, correct the settings, or start over",
+            else "restore the topics, correct the settings, or start over: docs/why/delivery.md",
             because="Kafka is another system",
         ),
         Severity.WARNING if published.problem else None,

@@ -78,7 +78,7 @@ def failover(
 
     Exit codes: 0 done; 1 you said no, or something is left for another run; 13 a step took too
     long; 15 another command is at work; 34 standby or slot is not ready; 35 there may be two
-    primaries; others as in docs/OPERATIONS.md. After an interruption: slotfailover resume.
+    primaries; others as in docs/guides/operations.md. After an interruption: slotfailover resume.
     """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
@@ -203,7 +203,7 @@ def repoint(
 
     Exit codes: 0 done; 1 you said no, or something is left for another run; 15 another command is
     at work; 32 there is a newer timeline; 34 no node takes writes; 35 there may be two primaries;
-    others as in docs/OPERATIONS.md.
+    others as in docs/guides/operations.md.
     """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
@@ -229,7 +229,7 @@ def rejoin(
 
     Exit codes: 0 done; 1 you said no, or the node could not be made a standby; 15 another command
     is at work; 20 our role lacks a right; 34 no node takes writes; 35 there may be two primaries,
-    or the node is the primary; others as in docs/OPERATIONS.md.
+    or the node is the primary; others as in docs/guides/operations.md.
     """
     order = _Order("rejoin", config, yes, dry_run, as_json)
 

@@ -1,4 +1,4 @@
-"""The table of breakers in docs/CHECKS.md is that of the checks and of the tests."""
+"""The table of breakers in docs/reference/checks.md is that of the checks and of the tests."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from services.failover.checks.registry import CHECKS
 
 HERE = Path(__file__).parent
-DOCUMENT = HERE.parents[2] / "docs" / "CHECKS.md"
+DOCUMENT = HERE.parents[2] / "docs/reference/checks.md"
 
 
 def test_every_check_is_in_the_table_with_a_test() -> None:

@@ -103,7 +103,7 @@ def refused(one: Taken) -> str:
 
 @pytest.mark.long
 def test_a_null_is_not_the_columns_default(killed: list[Taken]) -> None:
-    """As docs/ADOPT.md says of what is different afterwards."""
+    """As docs/guides/adopt.md says of what is different afterwards."""
     topic = f"{killed[0].prefix}.public.Mixed"
     ((_, _, value),) = committed(killed[0].broker.bootstrap_servers, topic)
     assert json.loads(value or b"")["after"] == {"id": 6, "note": "none"}

@@ -79,7 +79,7 @@ def test_each_event_is_read_by_the_sdk_and_its_data_by_its_dataschema(
     found = {}
     with SchemaRegistryClient({"url": schemas.url}) as client:
         for record in records:
-            # The SDK takes a key for text (docs/FORMATS.md).
+            # The SDK takes a key for text (docs/guides/formats.md).
             key = record.key if key_format == "json" else None
             event = read(key, record.value, record.headers)
             data: Any = event.get_data()

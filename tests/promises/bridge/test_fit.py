@@ -501,7 +501,7 @@ def test_each_change_before_an_identity_was_mended_may_cost_a_session(
     assert len(told) == bridge.output.count("session lost: starting a new one") == 2
     for number, line in enumerate(told, 1):
         assert f"sessions={number}" in line
-        assert "docs/SHAPING.md" in line
+        assert "docs/guides/shaping.md" in line
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Iceberg's own sink in a real Kafka Connect appends each event once (docs/FORMATS.md)."""
+"""Iceberg's own sink in a real Kafka Connect appends each event once (docs/guides/formats.md)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What Debezium's JDBC sink makes of other columns, of truncates and of flat rows (FORMATS.md)."""
+"""What Debezium's JDBC sink makes of other columns, of truncates and of flat rows."""
 
 import contextlib
 import json

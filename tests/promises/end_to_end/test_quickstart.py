@@ -1,4 +1,4 @@
-"""The blocks of docs/QUICKSTART.md, run as one script on a real pair and broker."""
+"""The blocks of docs/start/quick-start.md, run as one script on a real pair and broker."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.conftest import NewPair
 from tests.providers.interface import Broker
 from tests.providers.waiting import patient
 
-PAGE = Path(__file__).parents[3] / "docs" / "QUICKSTART.md"
+PAGE = Path(__file__).parents[3] / "docs/start/quick-start.md"
 
 
 def test_the_quick_start_as_it_is_written(new_pair: NewPair, kafka: Broker, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Scenarios of pg_auto_failover's specs and Patroni's features, by their names, on three nodes.
 
 The specs are those of tests/tap/specs, the features those of features/, read in 2026. Where another
-test has the scenario already, the table in docs/EVIDENCE.md names it.
+test has the scenario already, the table in docs/contributing/evidence.md names it.
 """
 
 import re

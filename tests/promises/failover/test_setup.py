@@ -1,4 +1,4 @@
-"""The pair as docs/OPERATIONS.md has it set up, by its own lines: `check` finds nothing wrong."""
+"""A pair that the lines of docs/guides/operations.md set up: `check` finds nothing wrong."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from tests.promises.failover.check.examining import set_on
 from tests.promises.failover.servers import slotfailover, tell
 from tests.providers.waiting import eventually
 
-OPERATIONS = Path(__file__).parents[3] / "docs" / "OPERATIONS.md"
+OPERATIONS = Path(__file__).parents[3] / "docs/guides/operations.md"
 
 
 @pytest.mark.long

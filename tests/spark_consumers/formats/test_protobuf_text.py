@@ -77,7 +77,7 @@ def _escaped(text: str) -> str:
 
 
 def without_brackets(name: str) -> bool:
-    """Protobuf keeps such names for extensions: the column is refused (docs/TABLES.md)."""
+    """Protobuf keeps such names for extensions: the column is refused (docs/guides/tables.md)."""
     return not (name.startswith("[") and name.endswith("]"))
 
 

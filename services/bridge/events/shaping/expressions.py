@@ -351,5 +351,5 @@ def _wrong(text: str, key: str, table: str, reason: str) -> SettingsError:
         f"the expression {text!r} can't be used{of_table}: {reason}",
         operation="compile an expression",
         subject=key,
-        hint=f"correct {key}: docs/SHAPING.md has the types of columns in expressions",
+        hint=f"correct {key}: docs/guides/shaping.md has the types of columns in expressions",
     )

@@ -280,7 +280,7 @@ def compare(server: PostgresServer, bridge: Bridge) -> Compared:
 
 
 def is_void(event: dict[str, Any], lost: DivergenceRecord) -> bool:
-    """As docs/DELIVERY.md tells consumers: on one timeline, what came before the divergence."""
+    """As docs/why/delivery.md tells consumers: on one timeline, what came before the divergence."""
     source = event["source"]
     return (
         source["timeline"] == lost.lost_timeline

@@ -1,4 +1,4 @@
-"""Protobuf messages as documents, by a reader that knows their file and docs/FORMATS.md."""
+"""Protobuf messages as documents, by a reader that knows their file and docs/guides/formats.md."""
 
 from decimal import Decimal
 from pathlib import Path
