@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test test-long test-long-status test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist release generate \
+.PHONY: help demo test test-long test-long-status test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist release docs docs-serve docs-version generate \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
@@ -145,6 +145,22 @@ release: $(QUICK) ## sdist, wheels for each Python of this machine, chart, SBOM,
 generate: $(READY) ## what is made from the settings' classes: docs, examples, JSON Schema, chart
 	@$(BIN)/python -m tests.chart.generate
 
+# The site (mkdocs.yml), with MkDocs in an environment of its own. SITE_URL: where it will be served.
+SITE := .cache/site-tools
+$(SITE)/.ready: requirements/docs.txt
+	@$(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/docs.txt
+	@touch $@
+docs: $(SITE)/.ready ## build the documentation as a site in .cache/site; a dead link fails
+	@$(SITE)/bin/mkdocs build --quiet
+	@echo .cache/site/index.html
+docs-serve: $(SITE)/.ready ## show the documentation at localhost:8000 while one writes
+	@$(SITE)/bin/mkdocs serve --no-strict
+# Commits the site of this version to the branch gh-pages, beside those of other versions; pushes nothing.
+docs-version: $(SITE)/.ready ## add this version's site to the branch gh-pages
+	@PATH="$(CURDIR)/$(SITE)/bin:$$PATH" mike deploy --update-aliases \
+	  "$$(sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' pyproject.toml)" latest
+
 # Pin anew after a change of pyproject.toml (needs uv). All have the versions of test.txt.
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-annotate
@@ -154,6 +170,7 @@ lock: ## pin the dependencies anew (needs uv)
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) requirements/dist.in -o requirements/dist.txt
 	$(COMPILE) requirements/sbom.in -o requirements/sbom.txt
+	$(COMPILE) requirements/docs.in -o requirements/docs.txt
 	$(COMPILE) -c requirements/build.txt --all-extras --group test pyproject.toml -o requirements/test.txt
 	$(PINNED) $(EXTRAS) --extra spark --group quick -o requirements/quick.txt
 	$(PINNED) --extra spark --extra local -o requirements/demo.txt
