@@ -111,7 +111,7 @@ $(VENV)/.ready-%: requirements/%.txt $(INSTALL) | $(VENV)/bin/python
 	@$(BIN)/python requirements/install.py $* $(if $(SPARK),,--without-spark)
 	@touch $@ $(if $(filter test,$*),$(QUICK) $(DEMO))
 
-# Images for a container engine, built and run (tests/image; docs/guides/operations.md). Without an engine, root on
+# Images for a container engine, built and run (tests/image; docs/start/install.md). Without an engine, root on
 # Debian gets one: apt-get install docker.io debootstrap.
 test-image: $(READY) ## build the container images and run them
 	@IMAGE=1 $(BIN)/python -m pytest -p no:randomly -n 0 tests/image $(PYTEST_OPTIONS)

@@ -19,7 +19,7 @@ from schemas.lsn import format_lsn
 
 
 class ExitCode(IntEnum):
-    """The exit status of a command (docs/guides/operations.md); values never change."""
+    """The exit status of a command (docs/reference/exit-codes.md); values never change."""
 
     OK = 0
     CHECK_FAILED = 1  # the command ran; its check or comparison failed, or something is left

@@ -65,7 +65,7 @@ def run(
     """Keep the Iceberg tables up to date with the topics, until SIGTERM or Ctrl-C.
 
     Exit codes: 0 stopped cleanly; 30 with --once or --until-idle also where a table is parked;
-    others as in docs/guides/operations.md.
+    others as in docs/reference/exit-codes.md.
     """
     with exit_codes(as_json=as_json):
         from spark_consumers.audit.schedule import scheduled

@@ -256,6 +256,6 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         SetupError,
         ExitCode.PROGRAM_MISSING,
         "a jar of Kafka, Iceberg or the catalog's database is missing",
-        'name them in tables.spark_options["spark.jars"] (docs/guides/operations.md)',
+        'name them in tables.spark_options["spark.jars"] (docs/guides/configure.md)',
     ),
 )

@@ -66,7 +66,7 @@ _IMPOSSIBLE: Final = {
     KafkaError.INVALID_PARTITIONS: "correct kafka.partitions",
     KafkaError.INVALID_REPLICA_ASSIGNMENT: "correct kafka.replication_factor and kafka.partitions",
     KafkaError.INVALID_CONFIG: "the broker does not take a configuration that the bridge gives its "
-    "topics: make the topic yourself (docs/guides/operations.md)",
+    "topics: make the topic yourself (docs/guides/configure.md)",
 }
 """Errors that no retry mends, because the settings ask for them -> remedy."""
 Client = TypeVar("Client")

@@ -1,4 +1,4 @@
-"""A primary and its streaming standby with slot synchronization, as in docs/guides/operations.md.
+"""A primary and its streaming standby with slot synchronization, as in docs/start/set-up.md.
 
     primary   physical slot standby_1; synchronized_standby_slots and, by option,
               synchronous_standby_names name the standby (ALTER SYSTEM, after the base backup)

@@ -15,6 +15,7 @@ from schemas.example import SECTIONS, example_file
 from schemas.json_schema import all_models, schema_file_text
 from schemas.reference import field_meanings, page
 from schemas.settings import Settings
+from tests.chart.commands_page import commands_page
 from tests.chart.dashboards import DASHBOARDS, dashboard
 from tests.chart.metrics_page import metrics_page
 
@@ -247,6 +248,7 @@ def generated() -> dict[Path, str]:
         **{CHART / "dashboards" / f"{name}.json": dashboard(name) for name in DASHBOARDS},
         ROOT / "docs/reference/settings.md": page(),
         ROOT / "docs/reference/metrics.md": metrics_page(),
+        ROOT / "docs/reference/commands.md": commands_page(),
         ROOT / "docs/reference/configuration.schema.json": schema_file_text(),
         ROOT / "examples" / "bridge.yaml": example_file(),
         ROOT / "examples" / "failover.yaml": example_file(["failover"]),

@@ -20,6 +20,7 @@ from tests.providers.waiting import patient
 
 pytestmark = pytest.mark.long
 RUNBOOKS: Final = (ROOT / "docs/reference/runbooks.md").read_text(encoding="utf-8")
+EXIT_CODES: Final = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
 HOUR: Final = 60
 
 
@@ -211,13 +212,14 @@ def test_series_of_another_release_are_left_alone(promtool: str, rules: Rules) -
     run(promtool, "test", "rules", str(path))
 
 
-def test_the_page_has_a_section_for_each_alert_and_each_exit_code_and_no_other(
+def test_the_pages_have_a_section_for_each_alert_and_each_exit_code_and_no_other(
     rules: Rules,
 ) -> None:
-    sections = dict(re.findall(r"^### (\S.*)\n((?:(?!^##).*\n)*)", RUNBOOKS, re.MULTILINE))
-    codes = {f"Exit code {int(code)}: {code.name}" for code in ExitCode}
-    assert set(sections) == set(rules.by_name) | codes
-    for name, text in sections.items():
+    alerts = dict(re.findall(r"^### (\S.*)\n((?:(?!^##).*\n)*)", RUNBOOKS, re.MULTILINE))
+    assert set(alerts) == set(rules.by_name)
+    codes = dict(re.findall(r"^## (\S.*)\n((?:(?!^##).*\n)*)", EXIT_CODES, re.MULTILINE))
+    assert set(codes) == {f"Exit code {int(code)}: {code.name}" for code in ExitCode}
+    for name, text in {**alerts, **codes}.items():
         for word in ("Meaning", "Look at", "Do"):
             assert f"**{word}**: " in text, f"{name} lacks {word}"
 

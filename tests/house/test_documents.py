@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 WRITTEN = sorted([*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks/results").glob("*.md")])
+NAMING = {".py", ".pyx", ".sql", ".yaml", ".yml", ".txt", ".service", ".tpl", ".in", ".toml", ""}
 LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\(([^)#\s:]*)#([^)]+)\)")
 CALL = re.compile(r"\b(slotbridge|slotfailover|slottables)((?: +[a-z][a-z-]*)+)([^`|#\n]*)")
@@ -37,6 +38,19 @@ def test_the_index_names_every_page() -> None:
 def test_links_lead_to_files_that_exist() -> None:
     links = [(path, link) for path, text in pages() for link in LINK.findall(text)]
     assert [(path, link) for path, link in links if not (path.parent / link).exists()] == []
+
+
+def test_pages_that_code_and_settings_name_exist() -> None:
+    folders = ("schemas", "services", "slotbridge", "spark_consumers", "sql", "examples", "helm")
+    files = [path for name in (*folders, "tests") for path in (ROOT / name).rglob("*")]
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for path in (*files, ROOT / "Makefile", ROOT / "pyproject.toml")
+        if path.suffix in NAMING and path.is_file() and "__pycache__" not in path.parts
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert {(path, page) for path, page in named if not (ROOT / page).exists()} == set()
 
 
 def test_anchors_lead_to_headings_that_exist() -> None:
@@ -103,8 +117,8 @@ def test_examples_of_yaml_are_yaml() -> None:
     assert wrong == []
 
 
-def test_refusals_that_operations_explains_are_said_by_the_code() -> None:
-    page = (DOCS / "guides/operations.md").read_text(encoding="utf-8")
+def test_refusals_that_a_page_explains_are_said_by_the_code() -> None:
+    page = (DOCS / "guides/operate.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| it says \| do \|\n\|---\|---\|\n((?:\|.*\n)+)", page, re.M)
     told = [re.sub(r" \(\d+\)$", "", row.split(" | ")[0].strip("| ")) for row in table.splitlines()]
     said = "\n".join(

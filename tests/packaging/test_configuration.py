@@ -181,7 +181,7 @@ def test_scripts_are_printed_whole() -> None:
     code, told = slotbridge("sql", "rolls")
     assert code == ExitCode.SETTINGS
     assert "one of failover_functions" in told
-    assert slotbridge("docs", "operations")[1].startswith("# Operations")
+    assert slotbridge("docs", "operate")[1] == slotbridge("docs", "guides/operate")[1]
     assert {"rejoin", "bridge.yaml", "systemd/slotbridge.service"} <= set(names("examples"))
     program = slotbridge("examples", "consumer.py")
     assert program[0] == 0 and "slotbridge.consumer" in program[1]

@@ -71,12 +71,12 @@ def test_the_sdist_and_the_wheel_have_what_they_need(sdist: Path, wheel: Path) -
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "sql/roles.sql", "examples/bridge.yaml"} <= inside
-    assert {"docs/guides/operations.md", "docs/reference/configuration.schema.json"} <= inside
+    assert {"docs/start/install.md", "docs/reference/configuration.schema.json"} <= inside
     assert "services/bridge/compiled/rows.pyx" in inside
     assert {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"} <= inside
     names = zipfile.ZipFile(wheel).namelist()
     assert "services/shipped/sql/roles.sql" in names
-    assert "services/shipped/docs/guides/operations.md" in names
+    assert "services/shipped/docs/start/install.md" in names
     examples = ("rejoin", "bridge.yaml", "systemd/slotbridge.service")
     assert {f"services/shipped/examples/{name}" for name in examples} <= set(names)
     typed = {f"{name}/py.typed" for name in PACKAGES}
@@ -93,7 +93,7 @@ def test_the_installed_commands_tell_one_version(programs: Path) -> None:
     assert len(told) == 1
     assert "unknown" not in told.pop()
     assert "CREATE ROLE" in run([str(programs / "slotbridge"), "sql", "roles"], programs)
-    assert "# Operations" in run([str(programs / "slotbridge"), "docs", "operations"], programs)
+    assert "# Install" in run([str(programs / "slotbridge"), "docs", "install"], programs)
 
 
 @pytest.mark.long

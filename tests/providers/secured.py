@@ -39,12 +39,12 @@ ACLS: Final[tuple[_Acl, ...]] = (
     (ResourceType.TRANSACTIONAL_ID, "slotbridge.{}.", AclOperation.WRITE),
     (ResourceType.GROUP, "slotbridge-start-", AclOperation.READ),
 )
-"""What docs/guides/operations.md says that the bridge needs: prefixes, {} is the topic prefix."""
+"""What docs/start/set-up.md says that the bridge needs: prefixes, {} is the topic prefix."""
 TABLES_ACLS: Final[tuple[_Acl, ...]] = (
     (ResourceType.TOPIC, "{}.", AclOperation.READ),
     (ResourceType.GROUP, "slottables-{}", AclOperation.READ),
 )
-"""What docs/guides/operations.md says that slottables needs."""
+"""What docs/start/set-up.md says that slottables needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ def demo(
     """Run everything on this machine, kill the primary under load, fail over, and compare.
 
     It ends with one JSON line on stdout. Exit codes: 0 database, subscriber, Kafka and Iceberg
-    agree; 1 they do not; others as in docs/guides/operations.md.
+    agree; 1 they do not; others as in docs/reference/exit-codes.md.
     """
     from services.demo.demonstration import Options, run_demonstration
     from services.demo.plant import FAULTS

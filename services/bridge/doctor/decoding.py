@@ -49,7 +49,7 @@ def decoding(facts: Facts) -> Iterator[Finding]:
             "the primary",
             f"server_version_num = {facts.primary.version}: {untried}",
             "what has changed in PostgreSQL since is not known to this release",
-            "update slotbridge, or try it on a copy of the database: docs/guides/operations.md, "
+            "update slotbridge, or try it on a copy of the database: docs/start/set-up.md, "
             "Versions",
         )
     if not facts.compiled:

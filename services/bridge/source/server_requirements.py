@@ -60,5 +60,5 @@ def tell_untried(version: int) -> None:
         logger.warning(
             f"{untried}: the bridge goes on",
             version=version,
-            hint="try it on a copy of the database first; docs/guides/operations.md, Versions",
+            hint="try it on a copy of the database first; docs/start/set-up.md, Versions",
         )

@@ -78,7 +78,8 @@ def failover(
 
     Exit codes: 0 done; 1 you said no, or something is left for another run; 13 a step took too
     long; 15 another command is at work; 34 standby or slot is not ready; 35 there may be two
-    primaries; others as in docs/guides/operations.md. After an interruption: slotfailover resume.
+    primaries; others as in docs/reference/exit-codes.md. After an interruption: slotfailover
+    resume.
     """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
@@ -203,7 +204,7 @@ def repoint(
 
     Exit codes: 0 done; 1 you said no, or something is left for another run; 15 another command is
     at work; 32 there is a newer timeline; 34 no node takes writes; 35 there may be two primaries;
-    others as in docs/guides/operations.md.
+    others as in docs/reference/exit-codes.md.
     """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
@@ -229,7 +230,7 @@ def rejoin(
 
     Exit codes: 0 done; 1 you said no, or the node could not be made a standby; 15 another command
     is at work; 20 our role lacks a right; 34 no node takes writes; 35 there may be two primaries,
-    or the node is the primary; others as in docs/guides/operations.md.
+    or the node is the primary; others as in docs/reference/exit-codes.md.
     """
     order = _Order("rejoin", config, yes, dry_run, as_json)
 

@@ -55,7 +55,7 @@ def check(
     """Say of every slot whether it would survive the loss of the primary now, or why not.
 
     Exit codes: 0 no finding is critical; 1 one is, or you said no to --fix; others as in
-    docs/guides/operations.md. docs/reference/checks.md explains every check.
+    docs/reference/exit-codes.md. docs/reference/checks.md explains every check.
     """
     with output.as_plugin() if nagios else exit_codes(as_json=as_json):
         if yes and not fix:

@@ -128,7 +128,7 @@ class ServerLink:
                 _first_line(error),
                 operation=f"ask {self.name}",
                 subject=self.name,
-                hint="connect as a superuser (docs/guides/operations.md lists the privileges)",
+                hint="connect as a superuser (docs/start/set-up.md lists the privileges)",
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             ) from error
         except psycopg.errors.LockNotAvailable as error:

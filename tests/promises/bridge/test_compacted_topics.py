@@ -32,7 +32,7 @@ def run(conninfo: str, *statements: str) -> None:
 
 
 def compacted(kafka: Broker, *topics: str) -> None:
-    """Make topics of two partitions as docs/guides/operations.md lets operators make them."""
+    """Make topics of two partitions as docs/guides/configure.md lets operators make them."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     new = [NewTopic(topic, 2, 1, config={"cleanup.policy": "compact"}) for topic in topics]
     for future in admin.create_topics(new).values():

@@ -266,7 +266,7 @@ def test_the_memory_advised_is_twice_the_mean_and_never_less_than_the_default() 
 
 
 def test_the_page_names_every_finding() -> None:
-    page = (ROOT / "docs/guides/operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/operate.md").read_text(encoding="utf-8")
     source = "".join(path.read_text("utf-8") for path in (ROOT / ROOM).glob("*.py"))
     names = set(re.findall(r'advice\(\s*"([a-z-]+)"', source))
     assert len(names) > 15

@@ -150,7 +150,7 @@ def test_operations_that_are_skipped_need_not_be_published(
 
 
 def test_the_page_names_every_difference() -> None:
-    page = (ROOT / "docs/guides/operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/operate.md").read_text(encoding="utf-8")
     assert not [name for name in NAMES if f"`{name}`" not in page]
 
 

@@ -1,4 +1,4 @@
-"""A pair that the lines of docs/guides/operations.md set up: `check` finds nothing wrong."""
+"""A pair that the lines of docs/start/set-up.md set up: `check` finds nothing wrong."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from tests.promises.failover.check.examining import set_on
 from tests.promises.failover.servers import slotfailover, tell
 from tests.providers.waiting import eventually
 
-OPERATIONS = Path(__file__).parents[3] / "docs/guides/operations.md"
+OPERATIONS = Path(__file__).parents[3] / "docs/start/set-up.md"
 
 
 @pytest.mark.long
