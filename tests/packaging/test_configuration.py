@@ -76,6 +76,7 @@ def test_init_keeps_a_file_that_exists(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_every_commented_key_of_init_is_accepted_when_uncommented(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     written = slotbridge("init", "--all")[1]

@@ -214,6 +214,7 @@ def pod_of(elector: Elector) -> str:
     return elector.report().holder
 
 
+@pytest.mark.slow
 def test_a_holder_stops_leading_while_the_server_is_silent(
     server: ApiServer, api: LeaseApi
 ) -> None:
