@@ -316,6 +316,8 @@ def _send_markers(step: Step, cluster: Cluster) -> int:
 
 def unconfirmed(step: Step, view: View, lsn: int) -> tuple[tuple[str, int], ...]:
     """Return the step's slots that are not confirmed past the marker at `lsn`, and their lag."""
+    if not lsn:
+        return ()
     state = view.node(step.server).state
     slots = {name: state.slot(name) if state is not None else None for name in step.slots}
     confirmed = {
