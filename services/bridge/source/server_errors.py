@@ -15,7 +15,7 @@ class ServerFault(Retryable):
     """The server failed while it decoded: if it does so again and again, it always will."""
 
 
-_GRANT: Final = "grant the role what `slotbridge docs configure` lists under Privileges"
+_GRANT: Final = "grant the role what `slotbridge docs set-up` lists under Privileges"
 
 # (SQLSTATE prefix, part of the message, retry?, hint, exit code): the first that fits decides.
 _BY_STATE: Final = (

@@ -88,7 +88,7 @@ def test_a_missing_grant_of_the_role_is_named(
             connect_deadline_ms=patient_ms(1_000),
         )
         assert bridge.start().exit_code() == 20, bridge.output
-        assert "docs/start/set-up.md" in bridge.output.splitlines()[-1]
+        assert "slotbridge docs set-up" in bridge.output.splitlines()[-1]
         connection.execute(sql.SQL("DROP ROLE {}").format(weak))
 
 
