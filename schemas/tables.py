@@ -95,17 +95,20 @@ class TableRule(_Part):
     rename: dict[str, str] = {}
     """Source column -> column of the Iceberg table."""
     partition: tuple[Annotated[str, AfterValidator(_is_transform)], ...] = ()
-    """`column`, `year|month|day|hour(column)`, `bucket(16, column)`, `truncate(4, column)`."""
+    """`column`, `year|month|day(column)`, `bucket(16, column)`, `truncate(4, column)`; `hour` of
+    `_commit_time` and `_valid_from`, as a column of the source may hold infinity."""
     sort: tuple[Annotated[str, AfterValidator(_is_sort)], ...] = ()
     """`column` or `column desc`: the order within files."""
     properties: dict[str, str] = {}
-    """Iceberg table properties, when the table is made."""
+    """Iceberg table properties, when the table is made; format-version is 2 or 3."""
 
     @model_validator(mode="after")
     def _distinct(self) -> "TableRule":
         names = list(self.rename.values())
         if len(set(names)) != len(names):
             raise ValueError("rename: two columns get one name")
+        if self.properties.get("format-version", "3") not in ("2", "3"):
+            raise ValueError("properties: format-version is 2 or 3, as 1 has no row deletes")
         return self
 
 
@@ -164,17 +167,11 @@ class TablesSettings(_Part):
     Without a match: kind `current`, all columns."""
     sums: dict[str, SumSettings] = {}
     """Iceberg table -> what it sums."""
-    on_dead_letter: Literal["stop", "report"] = "stop"
-    """What to do when Kafka has refused an event of a followed table. `stop`: refuse the table
-    (on_refused_table); `report`: log it and continue without the event."""
-    on_bad_event: Literal["stop", "quarantine"] = "stop"
-    """What to do with an event that can't be read, or a value that does not fit. `stop`: refuse the
-    table (on_refused_table); `quarantine`: put the event into the table `_quarantine` and continue
-    without it."""
-    on_refused_table: Literal["park", "stop"] = "park"
-    """What to do when a table's part of an epoch is refused (a value, a change of shape or rule, a
-    dead letter, missing events): park the table at its last epoch and let the others go on, or stop
-    all."""
+    on_bad_event: Literal["park", "quarantine"] = "park"
+    """What to do with an event that can't be read, whose value does not fit, or that Kafka has
+    refused (a dead letter). `park`: the table stays at its last epoch, and the others go on;
+    `quarantine`: put the event into the table `_quarantine` (a dead letter is nowhere), continue
+    without it, and mark the table as incomplete."""
     on_column_default: Literal["fill", "null"] = "fill"
     """What to do in the rows that are there when a column with a default is added at the source:
     fill the column with the value that they have there, which writes the Iceberg table anew, or
@@ -182,9 +179,9 @@ class TablesSettings(_Part):
     on_dropped_column: Literal["keep", "drop"] = "keep"
     """What to do with a column dropped at the source: keep it, with NULL in new rows, or drop it
     in the commit that brings the next epoch."""
-    on_changed_type: Literal["stop", "new_column"] = "stop"
-    """What to do when a column's new type can't hold its old values: stop, or keep these in
-    `column__old<n>`."""
+    on_changed_type: Literal["park", "new_column"] = "park"
+    """What to do when a column's new type can't hold its old values: park the table, or keep these
+    values in `column__old<n>`."""
     trigger_interval_ms: Milliseconds = 2_000
     """Shortest time between the beginnings of two epochs: the streaming query's trigger
     (processingTime)."""

@@ -23,7 +23,8 @@ from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, changelog
 from spark_consumers.iceberg.layout import METADATA_NAMES, layout_of
-from spark_consumers.iceberg.tables import NEVER, Tables
+from spark_consumers.iceberg.table_note import NEVER, note_of
+from spark_consumers.iceberg.tables import Tables
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.sql import quoted
@@ -130,8 +131,9 @@ class _Blame:
             hint = f"tables: {', '.join(sorted(record.tables))}"
             raise _error(name, "the last epoch does not have the table", hint)
         table = catalog.load(self._spark, self._tables.identifier(*schema_and_table(name)))
-        if catalog.LACKS in catalog.properties(table):
-            log.warning("versions may be missing: events of the table were left out", table=name)
+        incomplete = note_of(catalog.properties(table)).incomplete
+        if incomplete is not None:
+            log.warning("versions may be missing", table=name, why=incomplete.text())
 
     def _shapes(self, name: str, upto_lsn: int) -> list[Shape]:
         """Return the shapes of the table, without those of former tables of its name."""

@@ -183,37 +183,21 @@ def rebuild(
         bool, typer.Option("--cancel", help="End a rebuild: the table stays as it is, also parked.")
     ] = False,
 ) -> None:
-    """Ask `run` to fill tables from Kafka anew, beside its epochs. Old rows stay until then."""
+    """Ask `run` to bring parked tables to the others again, or to make other tables anew.
+
+    A parked table goes on from its rows with all that it lacks; first remove the reason why it was
+    refused. A table that follows, or whose rows are not to be trusted, is filled from Kafka anew,
+    beside the epochs: its old rows stay until then.
+    """
     with exit_codes(as_json=False), _operating(config) as operator:
         if cancel:
             for name, parked in operator.cancel_rebuild(table):
                 then = "stays parked" if parked else "goes on with the epochs as it is"
                 write_line(f"{name}: its rebuild is cancelled; it {then}")
             return
-        for name in operator.rebuild(table):
-            write_line(f"{name}: `slottables run` makes it anew beside its epochs")
-
-
-@app.command()
-def unpark(
-    config: ConfigFile,
-    table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
-    *,
-    accept_dead_letters: Annotated[
-        bool,
-        typer.Option(
-            "--accept-dead-letters",
-            help="Without the events that Kafka has refused up to the last epoch.",
-        ),
-    ] = False,
-) -> None:
-    """Ask `run` to bring parked tables to the others' epoch, with everything that they lack.
-
-    First remove the reason why they were refused; a table that is refused again stays parked.
-    """
-    with exit_codes(as_json=False), _operating(config) as operator:
-        for name in operator.unpark(table, accept_dead_letters=accept_dead_letters):
-            write_line(f"{name}: `slottables run` brings it to the others with its next epoch")
+        for name, anew in operator.rebuild(table):
+            how = "makes it anew beside its epochs" if anew else "brings it to the others again"
+            write_line(f"{name}: `slottables run` {how}")
 
 
 @app.command()

@@ -243,6 +243,14 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         "check tables.catalog_uri, and the log of the catalog's server",
     ),
     (
+        r"SdkClientException|S3Exception|StorageException|UnknownHostException|SSLException"
+        r"|SocketTimeoutException|java\.net\.(?:Connect|Socket)Exception",
+        Retryable,
+        ExitCode.SERVER_UNREACHABLE,
+        "the object storage or another server does not answer",
+        "check the warehouse's storage, its credentials and the network",
+    ),
+    (
         r"ModuleNotFoundError: No module named|PYTHON_VERSION_MISMATCH|Cannot run program .*python",
         SetupError,
         ExitCode.PROGRAM_MISSING,

@@ -3,18 +3,18 @@
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import structlog
 from pyspark.sql import SparkSession
 
 from schemas.errors import SettingsError, SlotbridgeError
 from schemas.lsn import format_lsn
-from schemas.naming import Naming
+from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.ledger import (
     EpochRecord,
     Ledger,
-    ParkedTable,
     Place,
     epoch_of,
     require_snapshot,
@@ -23,7 +23,8 @@ from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, commits, staging, sums
 from spark_consumers.iceberg.maintenance import Maintained
-from spark_consumers.iceberg.tables import NEVER, State, Tables
+from spark_consumers.iceberg.table_note import NEVER, TableNote
+from spark_consumers.iceberg.tables import State, Tables
 
 log = structlog.get_logger()
 
@@ -38,24 +39,34 @@ class Operator:
         self._tables = Tables(kafka, self._settings)
         self._naming = Naming(kafka.topic_prefix, settings.shaping)
 
-    def rebuild(self, names: Sequence[str]) -> Iterator[str]:
-        """Mark tables (`schema.table`) to be made anew, beside the epochs.
+    def rebuild(self, names: Sequence[str]) -> Iterator[tuple[str, bool]]:
+        """Ask `run` for tables (`schema.table`): parked ones back, others made anew.
 
-        Raise SettingsError for one that is not there, that `run` does not follow, or whose rebuild
-        is not done, and for sums; nothing is asked of the others then.
+        Yield each with whether it is made anew; one that Iceberg can't load any more is taken out
+        of the catalog for that. Raise SettingsError for one that is not there, that
+        `run` does not follow, or whose rebuild is not done, and for sums; nothing is asked of the
+        others then. A table that returns may lack what Kafka has refused up to the last epoch.
         """
         states = self._tables.states(self._spark)
         ledger = Ledger(self._tables.namespace, self._settings)
-        parked = self._parked(ledger)
-        asked = {name: self._to_rebuild(name, states) for name in names}
-        for name, state in asked.items():
-            staging.warn_emptied(name, state.kept)
-            table = catalog.load(self._spark, state.identifier)
-            catalog.set_property(table, catalog.REBUILD, uuid.uuid4().hex)
-            if name in parked:
-                ledger.unpark(self._spark, {name: parked[name]})
+        record = ledger.last(self._spark)
+        known_lsn = record.commit_lsn if record else NEVER
+        lost = self._tables.unreadable_of(filter(self._follows, names))
+        chosen = {name: self._to_rebuild(name, states) for name in names if name not in lost}
+        for name in lost:
+            table_name = catalog.table_name(*schema_and_table(name))
+            catalog.forget(self._spark, self._tables.namespace, table_name)
             ledger.ask(self._spark, f"rebuild at {time.time()}")
-            yield name
+            yield name, True
+        for name, state in chosen.items():
+            request = uuid.uuid4().hex
+            anew = state.note.ask(request, known_lsn).made_anew
+            if anew:
+                staging.warn_emptied(name, state.kept)
+            change_of = partial(_requested, request, known_lsn)
+            commits.change_note(self._spark, state.identifier, None, change_of)
+            ledger.ask(self._spark, f"rebuild at {time.time()}")
+            yield name, anew
 
     def _to_rebuild(self, name: str, states: Mapping[str, State]) -> State:
         """Return the state of a table that `run` can rebuild; raise SettingsError for another."""
@@ -63,19 +74,19 @@ class Operator:
         if state is None:
             known = sorted(n for n in states if self._follows(n))
             problem = f"there is no Iceberg table of {name}"
-            hint = f"tables: {', '.join(known) or 'none'}"
+            hint = "`slottables run` makes a followed table that is not there when it starts; "
+            hint += f"tables: {', '.join(known) or 'none'}"
         elif sums.is_sums(name):
             problem = f"{name} is a table of sums"
             hint = "`slottables run` computes it anew with each rebuild of its source table"
         elif not self._follows(name):
             problem = f"`slottables run` does not follow {name}"
             hint = "tables.tables and shaping say which tables it follows"
-        elif state.rebuild:
+        elif state.note.rebuild is not None:
             problem = f"{name} is being rebuilt already"
             hint = (
                 "`slottables status` shows how far it is; `slottables run` must be running. "
-                "`slottables rebuild --cancel` ends it. A parked table whose rebuild waits: "
-                "`slottables unpark`"
+                "`slottables rebuild --cancel` ends it"
             )
         else:
             return state
@@ -93,19 +104,16 @@ class Operator:
         """
         states = self._tables.states(self._spark)
         ledger = Ledger(self._tables.namespace, self._settings)
-        parked = self._parked(ledger)
         asked = {name: self._to_cancel(name, states) for name in names}
         for name, state in asked.items():
-            if name in parked:  # first: it is not to return without the rebuild
-                ledger.leave_parked(self._spark, name)
-            staging.end_side(self._spark, state.identifier, None)
+            staging.cancel(self._spark, state.identifier)
             ledger.ask(self._spark, f"rebuild cancelled at {time.time()}")
-            yield name, name in parked
+            yield name, state.note.parked is not None
 
     def _to_cancel(self, name: str, states: Mapping[str, State]) -> State:
         state = states.get(name)
-        if state is None or not state.rebuild:
-            rebuilt = sorted(known for known, found in states.items() if found.rebuild)
+        if state is None or state.note.rebuild is None:
+            rebuilt = sorted(known for known, found in states.items() if found.note.rebuild)
             raise SettingsError(
                 f"{name} is not being rebuilt",
                 operation="cancel a rebuild",
@@ -113,31 +121,6 @@ class Operator:
                 hint=f"tables that are being rebuilt: {', '.join(rebuilt) or 'none'}",
             )
         return state
-
-    def unpark(self, names: Sequence[str], *, accept_dead_letters: bool = False) -> Iterator[str]:
-        """Let `run` bring parked tables to the others; raise SettingsError for one not parked.
-
-        With `accept_dead_letters`, a table returns without the events that Kafka has refused up to
-        the last epoch; for a later one, the table is refused again.
-        """
-        ledger = Ledger(self._tables.namespace, self._settings)
-        record = ledger.last(self._spark)
-        parked = record.parked if record else {}
-        accepted = record.commit_lsn if record and accept_dead_letters else NEVER
-        for name in names:
-            if name not in parked:
-                raise SettingsError(
-                    f"{name} is not parked",
-                    operation="unpark",
-                    subject=self._tables.namespace,
-                    hint=f"parked tables: {', '.join(sorted(parked)) or 'none'}",
-                )
-            ledger.unpark(self._spark, {name: parked[name]}, accepted_lsn=accepted)
-            yield name
-
-    def _parked(self, ledger: Ledger) -> dict[str, ParkedTable]:
-        record = ledger.last(self._spark)
-        return record.parked if record else {}
 
     def maintain(self) -> Iterator[Maintained]:
         """Maintain all tables, one after the other; go on to the next where one fails.
@@ -205,3 +188,8 @@ class Operator:
                 },
                 "parked": {name: found.parked.described() for name, found in record.parked.items()},
             }
+
+
+def _requested(request: str, known_lsn: int, note: TableNote) -> TableNote:
+    """Return the note of a table, as it is by now, with a request for it."""
+    return note.ask(request, known_lsn)

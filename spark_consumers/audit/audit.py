@@ -46,7 +46,7 @@ from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.kafka.snapshots import Snapshots, read_snapshots
 from spark_consumers.session import session_beside
 from spark_consumers.verify import hashes, postgres
-from spark_consumers.verify.comparison import KINDS, compared, groups_of
+from spark_consumers.verify.comparison import KINDS, compared, failure_text, groups_of
 from spark_consumers.verify.exported_rows import source_rows
 from spark_consumers.verify.forms import Layer
 
@@ -231,7 +231,9 @@ class Audit:
         `published`: what the publication has of it; `whole`: it sends changes of all kinds.
         """
         iceberg = state.identifier.replace("`", "")
-        base = TableAudit(state.source, iceberg, taken.lsn, taken.ts_ms, lacks=state.lacks)
+        base = TableAudit(state.source, iceberg, taken.lsn, taken.ts_ms)
+        if state.note.incomplete is not None:
+            base = dataclasses.replace(base, incomplete=state.note.incomplete.text())
         never = never_judged(self._settings, self._shaping, state.source, state)
         if never:
             return dataclasses.replace(base, reason=never, by_design=True)
@@ -253,8 +255,8 @@ class Audit:
             return self._compare(taken, base, state, snapshot, table, scan)
         except NotJudgedError as error:
             return dataclasses.replace(base, reason=str(error))
-        except FOREIGN as error:  # the other tables may be fine
-            return dataclasses.replace(base, reason=str(translated(error, OPERATION)))
+        except (*FOREIGN, psycopg.DatabaseError) as error:  # the other tables may be fine
+            return dataclasses.replace(base, reason=failure_text(error))
 
     def _snapshot(self, epoch: EpochRecord, state: State) -> int | None:
         table = catalog.load(self._spark, state.identifier)

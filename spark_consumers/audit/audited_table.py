@@ -13,7 +13,7 @@ from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import State
 from spark_consumers.verify.comparison import CHANGELOG
 
-PARKED = "it is parked: slottables unpark brings it back"
+PARKED = "it is parked: slottables rebuild brings it back"
 NO_EVENT = "the source has it, the table does not: not published, left out, or no event since"
 
 
@@ -38,8 +38,6 @@ def never_judged(
     """Return why no audit can judge a table, "" where one can; `state`: None without a table."""
     if is_sums(name):
         return "a table of sums has no source table of its own; audit the table that it sums"
-    if state is not None and state.shape is None:
-        return "an earlier version of slottables made it: its columns are unknown"
     schema, table = schema_and_table(name)
     if rule_of(settings, schema, table).kind == "changelog":
         return CHANGELOG
@@ -52,10 +50,10 @@ def never_judged(
 
 def not_now(state: State, lsn: int) -> str:
     """Return why a table can't be judged as of `lsn` now, "" where it can."""
-    if state.parked is not None:
-        return PARKED
-    if state.rebuild:
+    if state.note.rebuild is not None:
         return "it waits for its rebuild"
+    if state.note.parked is not None:
+        return PARKED
     if state.replaced is not None:
         return "its source table was made anew, and the rows are not replaced yet"
     if state.seen_lsn > lsn:

@@ -29,8 +29,8 @@ class TableAudit:
     `buckets_unequal` are those whose hashes differ; `buckets_left` of them were not compared by
     value, because `missing`, `extra` and `different` say enough. `columns_left`: column -> why it
     was not compared. `unsent`: why Kafka may lack rows from before the slot, "" if it has all; then
-    `missing_left` rows are missing, which is not judged. `lacks`: the table has the property
-    slotbridge.lacks. `busy_s`: seconds that the source worked.
+    `missing_left` rows are missing, which is not judged. `incomplete`: since when and why the
+    table lacks events, "" if it does not. `busy_s`: seconds that the source worked.
     """
 
     table: str
@@ -49,7 +49,7 @@ class TableAudit:
     different: int = 0
     missing_left: int = 0
     unsent: str = ""
-    lacks: bool = False
+    incomplete: str = ""
     rows: tuple[Difference, ...] = ()
     columns_left: dict[str, str] = field(default_factory=dict)
     busy_s: float = 0.0
@@ -92,8 +92,8 @@ class TableAudit:
             f" {self.busy_s:.2f} s of the source)"
         )
         rest = [f"  {row.line()}" for row in self.rows]
-        if self.lacks:
-            rest.append("  events of it were left out, or not counted, before (slotbridge.lacks)")
+        if self.incomplete:
+            rest.append(f"  {self.incomplete}")
         if self.missing_left:
             rest.append(f"  not judged: {self.absence}")
         if self.buckets_left:

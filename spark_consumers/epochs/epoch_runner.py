@@ -42,7 +42,8 @@ from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.events.shape import in_use
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.staging import Adopted
-from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
+from spark_consumers.iceberg.table_note import NEVER
+from spark_consumers.iceberg.tables import OpenTable, State, Tables
 from spark_consumers.kafka.reader import PATIENCE_S, TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, Transactions
@@ -75,7 +76,7 @@ class EpochRunner:
         self._states = {name: state for name, state in found if self.follows(name)}
         self._stage = Stage(spark, self._settings, self._tables.namespace)
         self._stage.retain_indexes(self._states.values())
-        self.parking = Parking(spark, self._settings, self._tables, self._ledger, self._states)
+        self.parking = Parking(spark, self._settings, self._tables, self._states)
         record = self._ledger.last(spark)
         self._unrecorded = record is None
         self.goes_on = any(state.commit_lsn != NEVER for state in self._states.values())
@@ -84,6 +85,7 @@ class EpochRunner:
         self._states |= last_epoch.with_epoch(self._states, record)
         self._record, self._redo_lsn = last_epoch.last_epoch(self._states, record)
         self.parking.recall(self._record, self.follows)
+        self.parking.refuse_unreadable(self._record, self.follows)
         self.parking.refuse_rolled_back(self._record)
         read = Topics(topics, self._reader, self._shapes, self._dead, self._topic)
         self.rebuilds = Rebuilds(spark, self._settings, self._tables, read, self.parking)
@@ -126,8 +128,9 @@ class EpochRunner:
         """Whether `step` works without new transactions. An epoch to be redone comes first."""
         if self._redo_lsn is not None or self._unrecorded:
             return self._redo_lsn == self._record.commit_lsn
-        active = self.rebuilds.active(self._states) or self.parking.refused or self.parking.damaged
-        return bool(active) or self._quiet() is not None
+        parking = self.parking
+        active = self.rebuilds.active(self._states) or parking.refused or parking.sums_anew
+        return bool(active or parking.returning) or self._quiet() is not None
 
     def waiting(self) -> tuple[int, int]:
         """Tell since when transactions wait, and how many bytes of WAL the tables are behind.
@@ -179,12 +182,7 @@ class EpochRunner:
             last_epoch.require_transactions(self.topic.name, self._redo_lsn, judged=judged)
 
     def step(self) -> EpochReport | None:
-        """Apply the next epoch; return None while there is no transaction for one.
-
-        A table that is refused is parked. With tables.on_refused_table: stop, raise BadInput naming
-        the record that is refused, SetupError for a change of shape that is not taken over,
-        OperatorNeeded for a dead letter or where Kafka lacks events.
-        """
+        """Apply the next epoch; return None while there is no transaction for one."""
         started = time.monotonic()
         self._advance_rebuilds()
         cut = self._cut()
@@ -194,17 +192,17 @@ class EpochRunner:
         self.parking.begin(self._record, cut.commit_lsn, self._states)
         self.rebuilds.drop_reshaped(cut.commit_lsn)
         had = {n: s.commit_lsn for n, s in self._states.items()}
-        without = self._refused_by_kafka(self._log.leave_out(cut, had), had)
+        given = self._log.leave_out(cut, had), self.parking, had, self._settings
+        without = incomplete_tables.refused_by_kafka(self._dead, self._record.commit_lsn, *given)
         opened = self._open(cut)
-        anew = incomplete_tables.made_anew(self._dead, opened)
-        nobody = event_count.uncounted(self._spark, self.topic, self._record, opened, self.parking)
-        lacking = {*without, *anew, *nobody}
-        incomplete_tables.mark(self._spark, cut.commit_lsn, lacking, opened, self._states)
         taken = self._read(cut, opened, without)
+        brings = {name: self._summary(taken, name) for name in opened}
+        lacks = brings, without, self._dead, self.parking
+        incomplete_tables.flag_all(self._spark, cut, self.topic, self._record, opened, *lacks)
         try:
             work = self._work(cut, opened, taken, without)
-            given = work, taken.events, self._states, self._record, self.parking.judging
-            quarantined = self._stage.write(epoch, cut, *given)
+            parts = work, taken.events, self._states, self._record, self.parking.judging
+            quarantined = self._stage.write(epoch, cut, *parts)
         finally:
             taken.events.unpersist()
         adopted = self._seal(epoch, cut, taken)
@@ -238,15 +236,11 @@ class EpochRunner:
         record, parts = None if self._unrecorded else self._record, self._redo_lsn is None
         self.rebuilds.advance(record, self._states, self._brought, parts=parts)
 
-    def _refused_by_kafka(self, cut: Cut, had: dict[str, int]) -> dict[str, int]:
-        """Count the events that Kafka has refused and tables do without; refuse other tables."""
-        stop, done = self._settings.on_dead_letter == "stop", self._record.commit_lsn
-        return incomplete_tables.refused(self._dead, done, cut, self.parking, had, stop=stop)
-
     def _cut(self) -> Cut | None:
         waiting = self._log.waiting()[1]
         record, done, now_ms = self._record, self._record.commit_lsn, int(time.time() * 1000)
-        found = self.parking.refused or self.parking.damaged  # at the start, or of a rebuild
+        parking = self.parking
+        found = parking.refused or parking.sums_anew or parking.returning
         made = self._redo_lsn is None and (self.rebuilds.ready or (found and not self._unrecorded))
         if self._redo_lsn == done or (made and not waiting):  # an epoch without transactions
             self._read_small_topics()
@@ -291,10 +285,14 @@ class EpochRunner:
         for name in {*cut.counts, *self._behind(cut)}:
             state = self._states.get(name)
             has = state is not None and state.commit_lsn >= cut.commit_lsn
-            if (name in self.rebuilds.ready or not has) and not self.parking.held(name):
+            comes = name in self.rebuilds.ready or name in self.parking.returning
+            if (comes or not has) and not self.parking.held(name):
                 with self.parking.judging(name):
                     shapes = self._shapes.require(name, cut.commit_lsn)
+                    followed = None if state is None else state.shape
                     table = self._tables.open(self._spark, shapes, state)
+                    taken = self._shapes.taken_over(name, followed, cut.commit_lsn)
+                    incomplete_tables.require_own_rows(name, taken, self.parking)
                     found[name] = self.rebuilds.opened(name, table, shapes)
         return found
 
@@ -332,9 +330,9 @@ class EpochRunner:
         ends, work = self._log.upto_cut(cut), []
         counts = event_count.Counts(self.topic, self._record, ends, taken.events)
         for name, table in opened.items():
-            summary = taken.summaries.get(self._topic(name), TopicSummary(self._topic(name)))
+            summary = self._summary(taken, name)
             with self.parking.judging(name):
-                if self._settings.on_bad_event == "stop":
+                if self._settings.on_bad_event == "park":
                     summary.require_events()
                 summary.require_fits(table.layout.shape, keyed=table.layout.kind != "changelog")
                 if name not in self.parking.tables:
@@ -385,14 +383,18 @@ class EpochRunner:
         for name, found in self._tables.states(self._spark, tick).items():
             state = self._states.get(name)
             if state is not None:
-                self._states[name] = dataclasses.replace(state, rebuild=found.rebuild)
-        self.parking.look()
+                self._states[name] = dataclasses.replace(state, note=found.note)
+        self.parking.look(self._states)
 
     def follows(self, name: str) -> bool:
         """Tell whether the settings have a source table, or one of sums, in the tables."""
         if sums.is_sums(name):
             return name.removeprefix(sums.SOURCE_MARK) in self._settings.sums
         return self._settings.follows(name, self._naming)
+
+    def _summary(self, taken: Taken, name: str) -> TopicSummary:
+        topic = self._topic(name)
+        return taken.summaries.get(topic, TopicSummary(topic))
 
     def _topic(self, name: str) -> str:
         return self._naming.table(*schema_and_table(name)).name

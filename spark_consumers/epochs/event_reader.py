@@ -11,12 +11,13 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.events import PLACEHOLDER_VALUES_HEADER
 from schemas.registry import RegistrySettings
 from schemas.settings import KafkaSettings
 from spark_consumers.epochs.topic_summary import TopicSummary, summarize
 from spark_consumers.events import changes
+from spark_consumers.iceberg.table_note import LostBeginningError, MissingEventsError
 from spark_consumers.kafka.formats import as_plain_json
 from spark_consumers.kafka.reader import Offsets, TopicOffsets, reader_options
 from spark_consumers.kafka.transactions import Cut
@@ -69,29 +70,27 @@ class Taken:
 
 
 def require_first(table: str, offset: int) -> None:
-    """Raise OperatorNeeded where Kafka no longer has a topic's first events."""
+    """Raise LostBeginningError where Kafka no longer has a topic's first events."""
     if offset > 0:
-        raise OperatorNeeded(
+        raise LostBeginningError(
             "Kafka no longer has the first events of the table",
             operation="make a table from Kafka",
             subject=table,
-            hint="keep topics for as long as tables may have to be made anew, or leave the table "
-            "out of tables.tables",
+            hint=f"`slotbridge snapshot start {table}` sends all rows; then `slottables rebuild "
+            f"--table {table}` makes the table of what Kafka has, and marks it as incomplete",
         )
 
 
 def await_shown(shown: Callable[[], bool]) -> None:
-    """Have `shown` ask a broker again until it is true, or ARRIVAL_DEADLINE_S are over.
-
-    A broker may answer before it knows of a topic, or of a partition, that was just made.
-    """
+    """Have `shown` ask a broker again until it is true, or ARRIVAL_DEADLINE_S are over."""
     deadline = time.monotonic() + ARRIVAL_DEADLINE_S
     while not shown() and time.monotonic() <= deadline:
         tick()
         time.sleep(_ASKING_INTERVAL_S)
 
 
-def _raise(_table: str, error: SlotbridgeError) -> None:
+def raised(_table: str, error: SlotbridgeError) -> None:
+    """Raise the error of a table."""
     raise error
 
 
@@ -121,7 +120,7 @@ class EventReader:
         wanted: Mapping[str, Wanted],
         known: Offsets,
         check: Callable[[str, int], None],
-        refuse: Callable[[str, SlotbridgeError], None] = _raise,
+        refuse: Callable[[str, SlotbridgeError], None] = raised,
     ) -> Taken:
         """Return the events of the topics in `wanted` after `after_lsn`, up to `cut`.
 
@@ -192,17 +191,17 @@ class EventReader:
         refuse: Callable[[str, SlotbridgeError], None],
     ) -> None:
         for topic, count in short.items():
-            error = OperatorNeeded(
+            error = MissingEventsError(
                 f"Kafka lacks {count} events of {wanted[topic].table} that its transaction "
                 "topic counts",
                 operation="read events",
                 subject=topic,
                 lsn=cut.commit_lsn,
-                hint="if the bridge was killed while it ended a transaction that hangs, its next "
-                "start publishes them. Else retention, an unclean election or a topic made anew "
-                "has removed them, also for a rebuild: docs/guides/tables.md, "
-                '"Events that are lost"',
+                hint="a bridge that was killed publishes them at its next start. `slottables "
+                f"rebuild --table {wanted[topic].table}` brings the table back without what "
+                "Kafka has lost, and marks it as incomplete",
             )
+            error.count = count
             refuse(wanted[topic].table, error)
 
     def _tasks(self, starts: Offsets, ends: Offsets) -> int:
@@ -253,7 +252,7 @@ class EventReader:
                 gone = max([*first.get(topic, {}).values(), lacking.get(topic, 0)], default=0)
                 try:
                     check(wanted[topic].table, gone)
-                except OperatorNeeded as error:
+                except LostBeginningError as error:
                     refuse(wanted[topic].table, error)
                     refused.add(topic)
         return {

@@ -1,53 +1,82 @@
-"""Events that the tables lack for good, and the consequences.
+"""Flags tables that lack events of an epoch: left out, lost, or counted by nobody.
 
-An event that Kafka has refused, or that the quarantine has, may have been a delete. Its table then
-has a row that the source has not, so that no epoch of inserts may be appended to it unseen: each is
-merged by key. A property says so, written down before anything of the epoch is; it stays until the
-table is dropped and made anew.
+Each such table is incomplete from the epoch on (iceberg/table_note), which the commit says that
+brings it the epoch. An event that was left out may have been a delete: the table has a row then
+that the source has not, so that rows which come to be inserted are merged by their keys.
+
+    left out   Kafka has refused it (a dead letter), or the quarantine has it
+    lost       counted, and Kafka did not have it when the table was parked
+    uncounted  reading begins at the first transaction that Kafka has, where no record of epochs
+               tells which one is next; others may have come before. Or the settings left the table
+               out for some epochs, whose transactions were read without it
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
 from pyspark.sql import SparkSession
 
 from schemas.errors import ExitCode, OperatorNeeded
+from schemas.tables import TablesSettings
+from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.epochs.parking import Parking
-from spark_consumers.iceberg import catalog, commits
-from spark_consumers.iceberg.tables import NEVER, OpenTable, State, sealed_of
+from spark_consumers.epochs.topic_summary import TopicSummary
+from spark_consumers.iceberg.table_note import NEVER, Incomplete, RebuildNote, TakenOverError
+from spark_consumers.iceberg.tables import OpenTable
 from spark_consumers.kafka.shapes import DeadLetters
+from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut
-from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
+_LOST_BEGINNING = "Kafka did not have its first events any more"
+_MAY_LACK = "Kafka has refused some of its events, or may have"
+Lacks = dict[str, Incomplete]
+"""Source table -> what it lacks from an epoch on."""
 
 
-def refused(
+def flagged(table: OpenTable, lacks: Incomplete | None) -> OpenTable:
+    """Return a table that lacks more than before; the first reason stays, but for a worse one."""
+    known = table.incomplete
+    if lacks is None or (known is not None and (known.of_kafka or not lacks.of_kafka)):
+        return table
+    since_lsn = lacks.since_lsn if known is None else known.since_lsn
+    log.warning("a table is incomplete from now on", table=table.layout.shape.name, why=lacks.why)
+    return replace(table, incomplete=replace(lacks, since_lsn=since_lsn))
+
+
+def flag(opened: dict[str, OpenTable], lacks: Lacks) -> None:
+    """Flag those of the tables `opened` that lack something."""
+    for name in lacks.keys() & opened.keys():
+        opened[name] = flagged(opened[name], lacks[name])
+
+
+def refused_by_kafka(
     letters: DeadLetters,
     after_lsn: int,
     cut: Cut,
     parking: Parking,
     had: Mapping[str, int],
-    *,
-    stop: bool,
-) -> dict[str, int]:
-    """Count the events in the cut that Kafka has refused, by table.
+    settings: TablesSettings,
+) -> Counter[str]:
+    """Count the events in the cut that Kafka has refused and that tables do without, by table.
 
     `after_lsn`: the commit LSN that the group has; `had`: those of the tables, which may be later.
-    That from which a parked one is counted is another. Tables that
-    the epoch leaves alone are left out, but their dead letters are kept for their return. With
-    `stop`, each other table is refused, unless an operator has accepted its dead letters.
+    Parked tables have positions of their own. Those that the epoch leaves alone are left out, but
+    their dead letters are kept for their return. Each other table is refused, unless
+    tables.on_bad_event is quarantine, or an operator knows of its dead letters.
     """
     others = {n: lsn for n, lsn in had.items() if lsn > after_lsn} | parking.positions()
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for letter in letters.between(min([after_lsn, *others.values()]), cut.commit_lsn):
         name, at_lsn = letter.table, letter.position.commit_lsn
         if at_lsn <= others.get(name, after_lsn) or parking.held(name):
             continue
-        if not stop or at_lsn <= parking.accepted.get(name, NEVER):
-            found[name] += 1
+        request = parking.request(name) if name in parking.tables else None
+        accepted_lsn = NEVER if request is None else request.accepted_lsn
+        if settings.on_bad_event == "quarantine" or at_lsn <= accepted_lsn:
+            counts[name] += 1
             continue
         error = OperatorNeeded(
             f"Kafka has refused an event of {name} ({letter.reason}), with seq "
@@ -55,44 +84,143 @@ def refused(
             operation="read dead letters",
             subject=letters.topic,
             lsn=at_lsn,
-            hint=f"`slottables unpark --table {name} --accept-dead-letters` brings a parked table "
-            "back without the event; with tables.on_refused_table: stop, set tables.on_dead_letter "
-            f"to report. Once Kafka takes such rows, `slotbridge snapshot start {name}` sends them",
+            hint=f"`slottables rebuild --table {name}` brings the table back without the event, "
+            f"and marks it as incomplete. Once Kafka takes such rows, `slotbridge snapshot start "
+            f"{name}` sends them",
             exit_code=ExitCode.RECORD_REFUSED,
         )
         parking.refuse(name, error)
-        del found[name]
-    for name, count in found.items():
+        del counts[name]
+    for name, count in counts.items():
         log.warning("the table lacks events that Kafka has refused", table=name, count=count)
-    return found
+    return counts
 
 
-def made_anew(letters: DeadLetters, opened: dict[str, OpenTable]) -> set[str]:
-    """Return the tables made from Kafka's first event on that may lack one of its events."""
-    return {n for n, t in opened.items() if t.commit_lsn == NEVER and letters.may_lack(n)}
-
-
-def mark(
+def flag_all(
     spark: SparkSession,
-    commit_lsn: int,
-    names: Iterable[str],
+    cut: Cut,
+    topic: TransactionTopic,
+    record: EpochRecord,
     opened: dict[str, OpenTable],
-    states: dict[str, State],
+    summaries: Mapping[str, TopicSummary],
+    without: Mapping[str, int],
+    letters: DeadLetters,
+    parking: Parking,
 ) -> None:
-    """Note of tables that they lack an event: in Iceberg, in `opened` and in `states`.
+    """Flag the tables of an epoch after `record` to which it does not bring all that there is.
 
-    Raise Retryable (LOCKED) where another writer has brought one of them an epoch.
+    `summaries`: of their topics, by table; `without`: how many events tables do without.
     """
-    for name in names:
-        table, state = opened.get(name), states.get(name)
-        if (table and table.lacks) or (state and state.lacks):
-            continue
-        if table is not None:
-            opened[name] = replace(table, lacks=True)
-        if state is not None:
-            states[name] = replace(state, lacks=True)
-        identifier = table.identifier if table else state.identifier if state else None
-        if identifier is not None:
-            values = {catalog.LACKS: str(commit_lsn)}
-            commits.set_known(spark, identifier, sealed_of(state), values)
-            tick()
+    counts = {name: cut.counts[name] - without.get(name, 0) for name in opened}
+    flag(opened, lost(cut, counts, summaries, opened, parking))
+    flag(opened, uncounted(spark, cut, topic, record, opened, parking))
+    flag(opened, left_out(cut.commit_lsn, without, letters, opened.values()))
+
+
+def left_out(
+    commit_lsn: int, without: Mapping[str, int], letters: DeadLetters, opened: Iterable[OpenTable]
+) -> Lacks:
+    """Return the tables of an epoch that lack events which Kafka has refused.
+
+    `without`: how many of the epoch; tables that are made from Kafka's first event on may lack
+    earlier ones.
+    """
+    lacks = {
+        name: Incomplete(commit_lsn, f"Kafka has refused {count} of its events")
+        for name, count in without.items()
+        if count
+    }
+    for table in opened:
+        if table.commit_lsn == NEVER and letters.may_lack(table.layout.shape.name):
+            lacks.setdefault(table.layout.shape.name, Incomplete(commit_lsn, _MAY_LACK))
+    return lacks
+
+
+def lost(
+    cut: Cut,
+    counts: Mapping[str, int],
+    summaries: Mapping[str, TopicSummary],
+    opened: Mapping[str, OpenTable],
+    parking: Parking,
+) -> Lacks:
+    """Return the tables that return without events which Kafka did not have when they were parked.
+
+    `counts`: how many events of the cut each table is to get; `summaries`: of their topics.
+    """
+    lacks = {}
+    for name in opened.keys() & parking.tables.keys():
+        parked = parking.tables[name]
+        if opened[name].commit_lsn == NEVER and parked.parked.lost_beginning:
+            lacks[name] = Incomplete(cut.commit_lsn, _LOST_BEGINNING, of_kafka=True)
+        taken_lsn = parked.parked.taken_over_lsn
+        if taken_lsn > max(opened[name].commit_lsn, summaries[name].seen_lsn):
+            why = "its rows were published under another name of the table"
+            lacks[name] = Incomplete(cut.commit_lsn, why, of_kafka=True)
+        if parked.events is not None and parked.parked.missing:
+            counted = parked.events + counts[name]
+            missing = counted - summaries[name].counted(parked.counted_after)
+            missing -= summaries[name].refused_count  # these are in the quarantine
+            if missing > 0:
+                why = f"Kafka lacks {missing} of its events"
+                lacks[name] = Incomplete(cut.commit_lsn, why, of_kafka=True)
+    return lacks
+
+
+def require_own_rows(name: str, taken_over: tuple[int, str] | None, parking: Parking) -> None:
+    """Raise TakenOverError for a name that went to a table whose rows had another name.
+
+    `taken_over`: where that was, and the other name. A table that was parked for it goes on.
+    """
+    parked = parking.tables.get(name)
+    if taken_over is None or (parked and parked.parked.taken_over_lsn >= taken_over[0]):
+        return
+    lsn, former = taken_over
+    raise TakenOverError(
+        f"{name} is the table that was {former} before: its rows were published under that name",
+        operation="go on with a table",
+        subject=name,
+        lsn=lsn,
+        hint=f"`slotbridge snapshot start {name}` sends all rows; once it is done, `slottables "
+        f"rebuild --table {name}` brings the table back with them",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )
+
+
+def uncounted(
+    spark: SparkSession,
+    cut: Cut,
+    topic: TransactionTopic,
+    record: EpochRecord,
+    opened: Mapping[str, OpenTable],
+    parking: Parking,
+) -> Lacks:
+    """Return the tables that an epoch after `record` brings events, but may lack some of them.
+
+    Of tables that are made from Kafka's first event on nothing is said: what their topics have is
+    there.
+    """
+    read = {n: t for n, t in opened.items() if t.commit_lsn != NEVER and not t.rebuilt}
+    names = {n for n in read.keys() & parking.tables.keys() if parking.tables[n].events is None}
+    known = parking.tables.keys() | {n for n in read if record.commit_lsn <= read[n].commit_lsn}
+    names |= read.keys() - known
+    if record.transaction_offset is None and read:
+        oldest_lsn = topic.oldest_lsn(spark)
+        names |= {name for name, table in read.items() if table.commit_lsn < oldest_lsn}
+    why = "nobody has counted the events that it lacked, so that Kafka may have lost some"
+    return {name: Incomplete(cut.commit_lsn, why, of_kafka=True) for name in sorted(names)}
+
+
+def of_part(
+    note: RebuildNote, upto_lsn: int, bad: Collection[object], *, refused: bool
+) -> Incomplete | None:
+    """Return what a part of a rebuild leaves out of the table, None where it leaves out nothing.
+
+    `note`: how far the rebuild was; `bad`: events of the part that are in the quarantine;
+    `refused`: Kafka has refused events of the table, or may have.
+    """
+    begins = note.commit_lsn == NEVER
+    if begins and note.lost_beginning:
+        return Incomplete(upto_lsn, _LOST_BEGINNING, of_kafka=True)
+    if bad:
+        return Incomplete(upto_lsn, f"{len(bad)} of its events are in _quarantine")
+    return Incomplete(upto_lsn, _MAY_LACK) if begins and refused else None

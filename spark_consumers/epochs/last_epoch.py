@@ -13,7 +13,8 @@ import structlog
 from schemas.errors import OperatorNeeded
 from schemas.lsn import format_lsn
 from spark_consumers.epochs.ledger import EpochRecord
-from spark_consumers.iceberg.tables import NEVER, State
+from spark_consumers.iceberg.table_note import NEVER
+from spark_consumers.iceberg.tables import State
 
 log = structlog.get_logger()
 
@@ -30,7 +31,7 @@ def with_epoch(states: Mapping[str, State], record: EpochRecord | None) -> dict[
     found = dict(states)
     for name, place in record.tables.items() if record else ():
         state = found.get(name)
-        same = state and place.uuid == state.uuid and state.parked is None
+        same = state and place.uuid == state.uuid and state.note.parked is None
         if record and state and same and not is_ahead(state, record):
             found[name] = state.at(record.epoch, record.commit_lsn)
     return found
@@ -98,7 +99,7 @@ def require_transactions(topic: str, commit_lsn: int, *, judged: bool) -> None:
 
 def last_epoch(states: Mapping[str, State], record: EpochRecord | None) -> LastEpoch:
     """Return the last epoch; without a record the tables tell it. `states`: as of `with_epoch`."""
-    others = [state for state in states.values() if state.parked is None]
+    others = [state for state in states.values() if state.note.parked is None]
     positions = [state.commit_lsn for state in others]
     begun = max(positions, default=NEVER)
     if record is None:

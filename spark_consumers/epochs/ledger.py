@@ -31,9 +31,8 @@ from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, retention
 from spark_consumers.iceberg.layout import FEW_METADATA_FILES
 from spark_consumers.iceberg.maintenance import Recorded
-from spark_consumers.iceberg.parked import Parked, parked_from
 from spark_consumers.iceberg.retention import Retention
-from spark_consumers.iceberg.tables import NEVER
+from spark_consumers.iceberg.table_note import NEVER, Parked
 from spark_consumers.kafka.reader import Offsets
 from spark_consumers.sql import pairs
 
@@ -41,10 +40,9 @@ log = structlog.get_logger()
 NAME = "_epochs"
 _EXPIRED_EVERY = 64
 ASKED = "slotbridge.asked"
-UNPARK = "slotbridge.unpark"
-ACCEPTED = "slotbridge.accepted_dead_letters"
-"""Properties of the record's table. UNPARK: {source table: `at_ms` of the parking to be ended};
-ACCEPTED: {table of UNPARK: commit LSN}, the table returns without its dead letters up to there."""
+"""A property of the record's table: what was last asked of some tables, whose notes say more."""
+PARKED = "slotbridge.parked"
+"""In the summaries of snapshots: the tables that do not have the epoch."""
 _ASKING_MAX = 20
 _PROPERTIES = {"write.metadata.compression-codec": "gzip"}
 """Each commit writes all epochs that are kept anew, each with all tables."""
@@ -63,12 +61,12 @@ class Place(NamedTuple):
     """An Iceberg table as of an epoch.
 
     `snapshot` is None while the table has none. `uuid` tells the table from one that was made anew
-    under its name; an earlier version of slottables left it empty.
+    under its name.
     """
 
     identifier: str
     snapshot: int | None
-    uuid: str = ""
+    uuid: str
 
 
 class ParkedTable(NamedTuple):
@@ -85,17 +83,6 @@ class ParkedTable(NamedTuple):
     counted_after: int
 
 
-class Unpark(NamedTuple):
-    """The request of an operator that the table which was parked `at_ms` return.
-
-    `accepted_lsn`: it may lack the events that Kafka has refused up to this commit LSN, NEVER for
-    none.
-    """
-
-    at_ms: int
-    accepted_lsn: int
-
-
 class Entered(NamedTuple):
     """A transaction that records an epoch, and what was last asked of the tables (`Ledger.ask`)."""
 
@@ -109,9 +96,8 @@ class EpochRecord:
 
     `offsets` are where the next events are; `transaction_offset` where the next transaction is,
     None: at the beginning. `tables`: by source table; the snapshot is that of the last epoch that
-    brought the table something. `transaction_topic_id`: Kafka's id of the transaction topic, ""
-    where an earlier version has written the record. `parked`: tables that are not among `tables`,
-    as they stay behind.
+    brought the table something. `transaction_topic_id`: Kafka's id of the transaction topic.
+    `parked`: tables that are not among `tables`, as they stay behind.
     """
 
     epoch: int
@@ -162,8 +148,6 @@ class Ledger:
         if last is not None and last.epoch >= record.epoch:
             raise catalog.overtaken(self.identifier)
         found = catalog.properties(table)
-        if not _PROPERTIES.items() <= found.items():  # made by an earlier version
-            catalog.set_properties(transaction, _PROPERTIES)
         append = transaction.newFastAppend()
         for name, value in _values(record).items():
             append.set(f"slotbridge.{name}", value)
@@ -223,43 +207,6 @@ class Ledger:
             return {}
         return catalog.properties(catalog.load(spark, self.identifier))
 
-    def unparked(self, spark: SparkSession) -> dict[str, Unpark]:
-        """Return the tables that an operator wants to return, each with what was asked."""
-        found = self.noted(spark)
-        accepted = json.loads(found.get(ACCEPTED, "{}"))
-        asked = json.loads(found.get(UNPARK, "{}"))
-        return {str(n): Unpark(int(at), int(accepted.get(n, NEVER))) for n, at in asked.items()}
-
-    def unpark(
-        self,
-        spark: SparkSession,
-        parked: Mapping[str, ParkedTable],
-        *,
-        accepted_lsn: int = NEVER,
-    ) -> None:
-        """Let `run` bring parked tables to the others; requests for tables not parked now go.
-
-        `accepted_lsn`: without the events that Kafka has refused up to this commit LSN.
-        """
-        asked = {n: Unpark(found.parked.at_ms, accepted_lsn) for n, found in parked.items()}
-        self._set_unparked(spark, self.unparked(spark) | asked)
-
-    def leave_parked(self, spark: SparkSession, name: str) -> None:
-        """Let `run` leave a parked table parked: nobody wants it to return any more."""
-        self._set_unparked(spark, {n: r for n, r in self.unparked(spark).items() if n != name})
-
-    def _set_unparked(self, spark: SparkSession, asked: Mapping[str, Unpark]) -> None:
-        record = self.last(spark)
-        now = record.parked if record else {}
-        kept = {n: r for n, r in asked.items() if n in now and now[n].parked.at_ms == r.at_ms}
-        accepted = {n: r.accepted_lsn for n, r in kept.items() if r.accepted_lsn != NEVER}
-        values = {
-            UNPARK: json.dumps({name: request.at_ms for name, request in kept.items()}),
-            ACCEPTED: json.dumps(accepted),
-            ASKED: f"unpark at {time.time()}",
-        }
-        self.note(spark, values)
-
     @_AGAIN
     def note(self, spark: SparkSession, values: Mapping[str, str]) -> None:
         """Set properties of the record's table, which must exist."""
@@ -310,7 +257,7 @@ def require_snapshot(
     """
     snapshot = None if place is None else place.snapshot
     there = snapshot is not None and table.snapshot(snapshot) is not None
-    if snapshot is None or not there or (place and place.uuid not in ("", str(table.uuid()))):
+    if snapshot is None or not there or (place and place.uuid != str(table.uuid())):
         raise OperatorNeeded(
             "the Iceberg table no longer has its snapshot of the epoch",
             operation=operation,
@@ -373,8 +320,8 @@ def _of_parked(found: ParkedTable) -> dict[str, object]:
 
 def _parked(found: dict[str, Any]) -> ParkedTable:
     place = Place(found["table"], found["snapshot"], found["uuid"]) if found["table"] else None
-    note = parked_from(found["note"])
-    return ParkedTable(note, place, found["events"], found.get("counted_after", note.commit_lsn))
+    note = Parked(**found["note"])
+    return ParkedTable(note, place, found["events"], found["counted_after"])
 
 
 def _record(summary: dict[str, str]) -> EpochRecord | None:
@@ -391,9 +338,9 @@ def _record(summary: dict[str, str]) -> EpochRecord | None:
         {topic: {int(p): o for p, o in parts.items()} for topic, parts in given["offsets"].items()},
         given["transaction_offset"],
         {
-            name: Place(place["table"], place["snapshot"], place.get("uuid", ""))
+            name: Place(place["table"], place["snapshot"], place["uuid"])
             for name, place in given["tables"].items()
         },
-        summary.get("slotbridge.transaction_topic_id", ""),
-        {n: _parked(f) for n, f in json.loads(summary.get(catalog.PARKED, "{}")).items()},
+        summary["slotbridge.transaction_topic_id"],
+        {n: _parked(f) for n, f in json.loads(summary[PARKED]).items()},
     )

@@ -20,10 +20,9 @@ from services.runtime.tracing import HELP as SPANS_HELP
 from spark_consumers.epochs.audit_metrics import AuditMetrics
 from spark_consumers.epochs.audit_result import AuditResult
 from spark_consumers.epochs.health import Health
-from spark_consumers.epochs.report import EpochReport
+from spark_consumers.epochs.report import EpochReport, late_described
 from spark_consumers.epochs.table_metrics import TableMetrics
 from spark_consumers.epochs.wait_page import TablesState
-from spark_consumers.iceberg.parked import late_described
 
 if TYPE_CHECKING:
     from spark_consumers.epochs.ledger import EpochRecord, ParkedTable

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from spark_consumers.epochs import event_reader
-from spark_consumers.iceberg.rebuild_note import RebuildNote
+from spark_consumers.iceberg.table_note import RebuildNote
 from spark_consumers.kafka.reader import TopicOffsets
 
 
@@ -48,6 +48,11 @@ class RebuildTopic(NamedTuple):
         event_reader.require_first(self.table, max(missing.values(), default=0))
         return self.id
 
+    def first(self) -> dict[int, int]:
+        """Return partition -> its first offset, of those that `require_shown` has found."""
+        numbers = {self.name: self.offsets.partitions(self.name)}
+        return dict(self.offsets.first(numbers)[self.name])
+
     def ends(self, note: RebuildNote) -> dict[int, int]:
         """Return partition -> where it ends, of the partitions that `require_shown` has found.
 
@@ -55,9 +60,13 @@ class RebuildTopic(NamedTuple):
         offsets that the epochs have read: the topic was made anew then.
         """
         numbers = {self.name: self.offsets.partitions(self.name)}
-        first = self.offsets.first(numbers)[self.name]
+        first = self.first()
         last = self.offsets.stable(numbers)[self.name]
-        gone = max((at - note.start(n) for n, at in first.items()), default=0)
+        gone = (
+            0
+            if note.lost_beginning
+            else max((at - note.start(n) for n, at in first.items()), default=0)
+        )
         short = max((at - last.get(n, 0) for n, at in (self.read or {}).items()), default=0)
         event_reader.require_first(self.table, max(gone, short))
         return last

@@ -23,9 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from schemas.errors import SlotbridgeError
 from schemas.tables import TablesSettings
 from spark_consumers.epochs import incomplete_tables, snapshot_rows
-from spark_consumers.epochs.event_reader import EventReader
+from spark_consumers.epochs.event_reader import EventReader, raised
 from spark_consumers.epochs.ledger import EpochRecord
-from spark_consumers.epochs.parking import Parking
+from spark_consumers.epochs.parking import Parking, own_fault
 from spark_consumers.epochs.quarantine import Quarantine, without
 from spark_consumers.epochs.rebuild_topic import RebuildTopic
 from spark_consumers.epochs.table_writer import Work, write_table
@@ -34,16 +34,14 @@ from spark_consumers.events import changes, parts
 from spark_consumers.events.shape import CommitPosition, Shape, in_use
 from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import catalog, staging
-from spark_consumers.iceberg.parked import lsn_text
-from spark_consumers.iceberg.rebuild_note import (
-    RebuildNote,
+from spark_consumers.iceberg.rebuild_parts import (
     part_end,
     part_offsets,
     part_records,
-    rebuild_note_from,
     replaced_since,
 )
-from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, is_large
+from spark_consumers.iceberg.table_note import NEVER, RebuildNote, lsn_text, note_of
+from spark_consumers.iceberg.tables import OpenTable, State, Tables, is_large
 from spark_consumers.kafka.reader import Offsets, TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
 from spark_consumers.liveness import tick
@@ -67,7 +65,7 @@ class Topics(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The records of a part and where they are in the topic.
+    """The records of a part.
 
     `persisted`: what Spark keeps of them until its `unpersist`; `events`: the same, told where the
     part ends; `upto_lsn`: what the branch will have; `ended`: they reach the end of the topic.
@@ -105,12 +103,15 @@ class Rebuilds:
 
     def progress(self, states: Mapping[str, State]) -> dict[str, float]:
         """Return the tables that are made anew, each with how much of its topic is read, 0 to 1."""
-        return {n: self._ratios.get(n, 0.0) for n, state in states.items() if state.rebuild}
+        asked = {name for name, state in states.items() if state.note.rebuild is not None}
+        return {name: self._ratios.get(name, 0.0) for name in asked}
 
     def active(self, states: Mapping[str, State]) -> list[str]:
         """Return the tables whose rebuild goes on; that of a parked table waits for its return."""
         return sorted(
-            name for name, state in states.items() if state.rebuild and self._parking.returns(name)
+            name
+            for name, state in states.items()
+            if state.note.made_anew and self._parking.returns(name)
         )
 
     def advance(
@@ -126,7 +127,7 @@ class Rebuilds:
         `record`: the last epoch; without a record all rebuilds wait. `recent`: how many events it
         has brought each table. `states` is updated. `parts` False: only see which are ready.
         """
-        asked = {name for name, state in states.items() if state.rebuild}
+        asked = {name for name, state in states.items() if state.note.made_anew}
         self._ratios = {name: r for name, r in self._ratios.items() if name in asked}
         known = asked - self.ready.keys()  # those were made the tables, maybe
         self._notes = {name: note for name, note in self._notes.items() if name in known}
@@ -146,12 +147,14 @@ class Rebuilds:
                     self.ready[name] = note
                 tick()
             except (*FOREIGN, SlotbridgeError) as error:
-                if self._parking.fault(error) is None:
+                failure = own_fault(error, name)
+                if failure is None:
                     raise
-                self._end(name, states)
-                with self._parking.judging(name):
-                    raise
-        self._parking.rebuilding = {n for n, s in states.items() if s.rebuild} - self.ready.keys()
+                self._notes.pop(name, None)
+                self._parking.refuse(name, failure)
+                self._parking.settle()
+        made_anew = {name for name, state in states.items() if state.note.made_anew}
+        self._parking.rebuilding = made_anew - self.ready.keys()
 
     def drop_reshaped(self, cut_lsn: int) -> None:
         """Let those begin anew whose tables have another shape at the cut; parked ones wait."""
@@ -165,8 +168,15 @@ class Rebuilds:
         note = self.ready.get(name)
         if note is None:
             return table
-        replaced = replaced_since(shapes, note)
-        return replace(table, commit_lsn=note.commit_lsn, rebuilt=True, replaced=replaced, fills={})
+        of_kafka = table.incomplete if table.incomplete and table.incomplete.of_kafka else None
+        return replace(
+            table,
+            commit_lsn=note.commit_lsn,
+            rebuilt=True,
+            replaced=replaced_since(shapes, note),
+            fills={},
+            incomplete=of_kafka or note.incomplete,
+        )
 
     def offsets(self) -> Offsets:
         """Return where the next events of the tables are that are ready."""
@@ -178,9 +188,8 @@ class Rebuilds:
         Of a parked table these are all events that were counted since.
         """
         found = self._parking.tables.get(name)
-        if found is None or found.events is None:
-            return record.commit_lsn
-        return found.counted_after
+        counted = found is not None and found.events is not None
+        return found.counted_after if found and counted else record.commit_lsn
 
     def _topic(self, name: str, record: EpochRecord) -> RebuildTopic:
         topic, has = self._topics.name(name), self._limit(name, record) != NEVER
@@ -197,10 +206,9 @@ class Rebuilds:
         """
         found = self._notes.get(name)
         if found is None:
-            properties = catalog.properties(catalog.load(self._spark, state.identifier))
-            text = properties.get(catalog.REBUILD_NOTE)
-            found = rebuild_note_from(text) if text else None
-            if found is None or found.asked != properties.get(catalog.REBUILD):
+            table = catalog.load(self._spark, state.identifier)
+            found = note_of(catalog.properties(table)).rebuild
+            if found is None or found.offsets is None:
                 return None
         if not shapes or found.shape != shapes[-1].since:
             return None
@@ -211,22 +219,21 @@ class Rebuilds:
             log.info("a rebuild goes on", table=name, commit_lsn=lsn_text(found.commit_lsn))
         return found
 
-    def _end(self, name: str, states: dict[str, State]) -> None:
-        """End a rebuild that is refused: the table stays as it is."""
-        self._notes.pop(name, None)
-        state = states[name]
-        staging.end_side(self._spark, state.identifier, state.sealed)
-        states[name] = replace(state, rebuild=False)
-        log.error("a rebuild is refused and ends", table=name)
-
     def _begin(
-        self, name: str, state: State, shape: CommitPosition, topic_id: str, *, whole: bool = False
+        self,
+        name: str,
+        state: State,
+        shape: CommitPosition,
+        topic: RebuildTopic,
+        *,
+        whole: bool = False,
     ) -> RebuildNote:
         table = catalog.load_known(self._spark, state.identifier, state.sealed)
-        asked = catalog.properties(table).get(catalog.REBUILD)
-        if asked is None:
+        rebuild = note_of(catalog.properties(table)).rebuild
+        if rebuild is None:
             raise catalog.overtaken(state.identifier)
-        note = RebuildNote(asked, topic_id, shape, whole=whole)
+        offsets = topic.first() if rebuild.lost_beginning else {}
+        note = rebuild.begun(topic.id, shape, offsets, whole)
         staging.begin_side(self._spark, state.identifier, state.sealed, note)
         log.info("a rebuild begins", table=name, whole=whole)
         staging.warn_emptied(name, state.kept)
@@ -247,7 +254,8 @@ class Rebuilds:
         self._topics.dead.between(done, record.commit_lsn)
         topic, shape = self._topic(name, record), shapes[-1].since
         if note is None:
-            note = self._begin(name, states[name], shape, topic.require_shown(None))
+            topic.require_shown(None)
+            note = self._begin(name, states[name], shape, topic)
         limit = self._limit(name, record)
         if limit == NEVER:  # the table has nothing: the epoch with which it returns reads all
             self._notes[name] = note
@@ -260,7 +268,7 @@ class Rebuilds:
             ).get(topic.name, TopicSummary(topic.name))
             if summary.late and not note.settled and note.commit_lsn != NEVER:
                 log.warning("the topic is not in order: the rebuild begins anew", table=name)
-                note = self._begin(name, states[name], shape, topic.id, whole=True)
+                note = self._begin(name, states[name], shape, topic, whole=True)
             else:
                 note = self._write(name, table, note, part, summary, shapes, states)
         finally:
@@ -330,7 +338,7 @@ class Rebuilds:
         states: dict[str, State],
     ) -> RebuildNote:
         """Write a part to the branch, in one commit with the note that is returned."""
-        if self._settings.on_bad_event == "stop":
+        if self._settings.on_bad_event == "park":
             summary.require_events()
         shape = table.layout.shape
         summary.require_fits(shape, keyed=table.layout.kind != "changelog")
@@ -338,10 +346,11 @@ class Rebuilds:
         replaced = replaced_since(of_part, note)
         used = in_use(shapes, note.commit_lsn)
         own = changes.own_events(part.events, summary.topic)
-        opened = {name: table}
         bad = self._put_aside(part.events, summary, used)
-        if bad or (note.commit_lsn == NEVER and self._topics.dead.may_lack(name)):
-            incomplete_tables.mark(self._spark, part.upto_lsn, [name], opened, states)
+        lacks = note.incomplete or incomplete_tables.of_part(
+            note, part.upto_lsn, bad, refused=self._topics.dead.may_lack(name)
+        )
+        opened = {name: replace(table, incomplete=lacks)}
         snapshot_rows.raise_bounds({name: summary.seen_lsn}, opened, states)
         known = states[name].sealed
         base = self._staging.begin(table.identifier, known, rebuilt=note.commit_lsn)
@@ -364,10 +373,11 @@ class Rebuilds:
             offsets={n: max(note.start(n), ends.get(n, 0)) for n in part.ends},
             replaced=replaced or note.replaced,
             settled=note.settled or part.ended,
+            incomplete=lacks,
         )
         tick()
-        values = {catalog.REBUILD_NOTE: done.text()} | snapshot_rows.bound(opened[name])
-        self._staging.extend(self._staging.written(base), values)
+        bound = snapshot_rows.bound(opened[name])
+        self._staging.extend(self._staging.written(base), done, bound)
         return done
 
     def _is_large(self, base: staging.Base) -> bool:
@@ -379,11 +389,7 @@ class Rebuilds:
         self, events: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
     ) -> list[tuple[int, int]]:
         """Return where the bad events of a part are, which go to the quarantine."""
-        if self._settings.on_bad_event != "quarantine":
+        if self._settings.on_bad_event == "park":
             return []
-
-        def refuse(_topic: str, error: SlotbridgeError) -> None:
-            raise error
-
-        found = self._quarantine.put_aside(None, events, [(summary, shapes)], refuse)
+        found = self._quarantine.put_aside(None, events, [(summary, shapes)], raised)
         return found.get(summary.topic, [])

@@ -84,3 +84,15 @@ def table_report(summary: "TopicSummary | None", way: str | None) -> TableReport
         *(summary.rows, summary.events, summary.late + summary.duplicates, summary.lsn_max),
         way=way or "",
     )
+
+
+def late_described(commit_lsn: int) -> dict[str, str]:
+    """Return what is to be known of a table that lacks what the others have until the next epoch.
+
+    `commit_lsn`: of the last epoch that it has, -1 for none.
+    """
+    return {
+        "has": "nothing" if commit_lsn < 0 else format_lsn(commit_lsn),
+        "reason": "the table was dropped, or left out of tables.tables, and lacks what others have",
+        "remedy": "wait for the next epoch, which the source's next transactions make",
+    }

@@ -42,8 +42,7 @@ class SmallTopics:
         def follows(name: str) -> bool:
             return settings.follows(name, naming)
 
-        parks = settings.on_refused_table == "park"
-        self.shapes = ShapeLog(kafka, topics, naming, follows, keeps_refused=parks)
+        self.shapes = ShapeLog(kafka, topics, naming, follows, keeps_refused=True)
         self.dead = DeadLetters(kafka, topics, follows)
         self._divergences = Divergences(kafka, topics)
         self._noted: dict[str, str] = {}

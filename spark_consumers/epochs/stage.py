@@ -26,6 +26,7 @@ from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.delete_insert import Deletes
 from spark_consumers.iceberg.layout import Layout, layout_of
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
+from spark_consumers.iceberg.table_note import Incomplete
 from spark_consumers.iceberg.tables import State, sealed_of
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.key_index import folders
@@ -95,7 +96,7 @@ class Stage:
     ) -> int:
         """Write all tables' parts of the epoch; return how many events were quarantined.
 
-        `states` is updated: it tells which tables lack events from now on. What a table's part
+        `states` is updated: it tells which rows of snapshots the tables have. What a table's part
         raises is left to `judging(table)`: if it passes the error over, the others are written.
         """
         values = {catalog.EPOCH: str(epoch), catalog.COMMIT_LSN: str(cut.commit_lsn)}
@@ -105,8 +106,7 @@ class Stage:
         if self._settings.on_bad_event == "quarantine":
             bad, work = self._put_aside(epoch, events, work, judging)
         opened = {item.name: item.table for item in work}
-        names = [item.name for item in work if item.summary.topic in bad]
-        incomplete_tables.mark(self._spark, cut.commit_lsn, names, opened, states)
+        incomplete_tables.flag(opened, _quarantined(cut, work, bad))
         seen = {item.name: item.summary.seen_lsn for item in work}
         snapshot_rows.raise_bounds(seen, opened, states)
         self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
@@ -179,17 +179,23 @@ class Stage:
 
         def adopt(name: str) -> None:
             item = self._work.get(name)
-            unset = [catalog.PARKED]
-            unset += [catalog.REPLACED, catalog.FILLS, catalog.DROPS] if item else []
-            if item and item.table.rebuilt:
-                unset += [catalog.REBUILD, catalog.REBUILD_NOTE]
+            unset = [catalog.REPLACED, catalog.FILLS, catalog.DROPS] if item else []
+            lacks = item.table.incomplete if item else None
+            rebuilt = item is not None and item.table.rebuilt
             drops = item.table.drops if item else ()
             own = values | self._definition(name)
             own |= snapshot_rows.bound(item.table) if item else {}
             if item and drops:
                 left = [column for column in item.table.layout.kept if column not in drops]
                 own[catalog.KEPT] = json.dumps(left)
-            adopted[name] = self._staging.adopt(self._bases[name], own, tag, unset, drops)
+            adopted[name] = self._staging.adopt(
+                self._bases[name],
+                own,
+                tag,
+                unset,
+                lambda note: note.brought(lacks, rebuilt=rebuilt),
+                drops,
+            )
 
         at_once(adopt, sorted(self._bases))
         return adopted
@@ -231,7 +237,7 @@ class Stage:
                 continue
             identifier = catalog.identifier(self._namespace, name)
             table = sums.make(self._spark, identifier, name, settings, layout)
-            if catalog.reached(table)[0] >= epoch:
+            if catalog.reached(catalog.properties(table))[0] >= epoch:
                 continue
             base = self._staging.begin(identifier, sealed_of(known), explicit=True)
             branch = self._staging.branch(self._staging.written(base))
@@ -256,10 +262,20 @@ def _lags(known: State | None, source: State, epoch: int, cut: Cut, before: Epoc
     `known`: the state of the sums. `before`: the record of the last epoch. The rows of a parked
     table may not be those of its epoch: its sums are parked with it.
     """
-    if source.parked is not None:
+    if source.note.parked is not None:
         return False
     if known is not None and known.rolled_back:
         return source.commit_lsn in (before.commit_lsn, cut.commit_lsn)
     # The source had the epoch already when it was begun again: the sums may not.
     again = bool(cut.transactions) or source.sealed[0] == epoch
     return source.commit_lsn == cut.commit_lsn and again
+
+
+def _quarantined(cut: Cut, work: Iterable[Work], bad: Bad) -> incomplete_tables.Lacks:
+    """Return the tables of which events are in the quarantine."""
+    found = {item.name: len(bad.get(item.summary.topic, ())) for item in work}
+    return {
+        name: Incomplete(cut.commit_lsn, f"{count} of its events are in _quarantine")
+        for name, count in found.items()
+        if count
+    }

@@ -114,8 +114,7 @@ class TopicSummary:
                 lsn=self.lsn_max,
                 hint="keep it as a changelog: set tables.rules: "
                 f"{{{shape.name}: {{kind: changelog}}}}, stop `slottables run`, drop the Iceberg "
-                "table, start `run`, and, while `slottables status` shows it as parked, "
-                f"`slottables unpark --table {shape.name}`",
+                "table, and start `run`",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         if not shape.keyless and self.keyless_rows:

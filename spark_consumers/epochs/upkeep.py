@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import SlotbridgeError
+from schemas.errors import SetupError, SlotbridgeError
 from schemas.tables import TablesSettings
 from spark_consumers.epochs.ledger import Ledger, recorded_of
 from spark_consumers.epochs.quarantine import NAME as QUARANTINE
@@ -48,7 +48,7 @@ def maintain_all(
             yield maintain(
                 *(spark, settings, state), orphans=orphans, recorded=recorded, compacted=compacted
             )
-        except FOREIGN as error:
+        except (*FOREIGN, SetupError) as error:
             yield _failed(error, state.source)
     quarantine = catalog.identifier(ledger.namespace, QUARANTINE)
     try:
@@ -56,7 +56,7 @@ def maintain_all(
             yield maintain_without_epochs(
                 *(spark, settings, QUARANTINE, quarantine), orphans=orphans
             )
-    except FOREIGN as error:
+    except (*FOREIGN, SetupError) as error:
         yield _failed(error, QUARANTINE)
 
 
@@ -72,7 +72,7 @@ def _require_known(spark: SparkSession, state: State) -> None:
 
     What is parked, or is to be computed anew, is known to be so.
     """
-    if state.parked is not None or state.rolled_back:
+    if state.note.parked is not None or state.rolled_back:
         return
     table = catalog.load(spark, state.identifier)
     found = catalog.require_known(table, state.identifier, state.sealed)

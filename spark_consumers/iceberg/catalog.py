@@ -22,31 +22,25 @@ from spark_consumers.session import CATALOG
 from spark_consumers.sql import null, quoted
 
 SOURCE = "slotbridge.source"
-KEY = "slotbridge.key"
-KIND = "slotbridge.kind"
 SHAPE = "slotbridge.shape"
 RULE = "slotbridge.rule"
 KEPT = "slotbridge.kept"
 REBUILD = "slotbridge.rebuild"
-REBUILD_NOTE = "slotbridge.rebuild_note"
 REPLACED = "slotbridge.replaced"
 FILLS = "slotbridge.fills"
 DROPS = "slotbridge.drops"
-LACKS = "slotbridge.lacks"
 SEEN_LSN = "slotbridge.seen_lsn"
-PARKED = "slotbridge.parked"
 SUMS = "slotbridge.sums"
 WRITER = "slotbridge.writer"
 EPOCH = "slotbridge.epoch"
 COMMIT_LSN = "slotbridge.commit_lsn"
-"""Names of table properties; the last two are also in the summary of each snapshot. LACKS: the
-commit LSN of an epoch in which an event of the table was left out (a dead letter, the quarantine),
-so that the table may have a row that the source has not. KEPT: columns that nothing fills any more.
+"""Names of table properties; the last two are also in the summary of each snapshot. The note on
+the table's state is another one (table_note). KEPT: columns that nothing fills any more.
 FILLS: what the next epoch puts into added columns of all rows (fills.py). DROPS: those of KEPT that
 the next epoch drops. SEEN_LSN: inserts that commit before it may be of rows that a snapshot
-brought. REBUILD: asked for by which command; it is also in the summaries of the snapshots that a
-rebuild writes. SUMS: the settings by which a table of sums is computed. WRITER is only in the
-summaries of snapshots: the branch that they were written to."""
+brought. SUMS: the settings by which a table of sums is computed. Only in the summaries of
+snapshots: WRITER, the branch that they were written to, and REBUILD where a rebuild has written
+them."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _TAG = "lsn_"
 _OWN_TAG = re.compile(_TAG + "[0-9A-F]{1,8}_[0-9A-F]{1,8}")
@@ -84,34 +78,24 @@ def load(spark: SparkSession, identifier: str) -> Any:
     )
 
 
+def forget(spark: SparkSession, space: str, name: str) -> None:
+    """Take a table out of the catalog without a look at it: its metadata may be gone."""
+    session = spark._jsparkSession
+    loader = java_class(session, "org.apache.iceberg.spark.Spark3Util")
+    identifiers = java_class(session, "org.apache.iceberg.catalog.TableIdentifier")
+    separator = java_class(session, "java.util.regex.Pattern").compile("\n")  # makes Java's arrays
+    place = identifiers.of(separator.split(f"{space}\n{name}"))
+    loader.loadIcebergCatalog(session, CATALOG).dropTable(place, False)
+
+
 def properties(table: Any) -> dict[str, str]:
     """Return a table's properties as a dict."""
     return _texts(table.properties())
 
 
-def brought(table: Any) -> dict[str, str]:
-    """Return the summary of the last snapshot that brought an epoch; compaction brings none."""
-    snapshot = table.currentSnapshot()
-    while snapshot is not None:
-        found = _texts(snapshot.summary())
-        if EPOCH in found:
-            return found
-        parent = snapshot.parentId()
-        snapshot = None if parent is None else table.snapshot(parent)
-    return {}
-
-
-def reached(table: Any, given: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """Return the epoch and the commit LSN that the table has, -1 for none.
-
-    The table's properties tell them; or its last snapshot, where an earlier version of slottables
-    was killed between two commits. `given`: the properties that the table is to have.
-    """
-    found = properties(table) if given is None else given, brought(table)
-    epoch, commit_lsn = (
-        max(int(place.get(name, -1)) for place in found) for name in (EPOCH, COMMIT_LSN)
-    )
-    return epoch, commit_lsn
+def reached(found: Mapping[str, str]) -> tuple[int, int]:
+    """Return the epoch and the commit LSN that a table with these properties has, -1 for none."""
+    return int(found.get(EPOCH, -1)), int(found.get(COMMIT_LSN, -1))
 
 
 def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[str, str]:
@@ -120,7 +104,7 @@ def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[s
     Raise Retryable (LOCKED) where the table has another epoch than `known`, the writer's.
     """
     found = properties(table)
-    if reached(table, found) != known:
+    if reached(found) != known:
         raise overtaken(identifier)
     return found
 
@@ -145,17 +129,6 @@ def overtaken(identifier: str) -> Retryable:
         "outside",
         exit_code=ExitCode.LOCKED,
     )
-
-
-def keep_progress(table: Any) -> None:
-    """Make the table's properties tell the epoch that its last snapshot tells.
-
-    An earlier version wrote them in two commits; killed in between it left only the snapshot to
-    tell, which maintenance may remove.
-    """
-    known, found = properties(table), brought(table)
-    if int(found.get(EPOCH, -1)) > int(known.get(EPOCH, -1)):
-        set_properties(table, {name: found[name] for name in (EPOCH, COMMIT_LSN)})
 
 
 def summary(table: Any) -> dict[str, str]:

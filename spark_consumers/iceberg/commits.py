@@ -2,7 +2,7 @@
 
     compare_and_set          only on the table that a transaction began with, else not at all
     change, set_known        by a transaction that is begun again until it succeeds, while the table
-                             has the epoch that its writer knows
+    change_note              has the epoch that its writer knows
     change_refs, forget      tags and branches, on the table as it is then, again until it succeeds
 
 Sources: `BaseTransaction`, `UpdateSnapshotReferencesOperation` (Iceberg core).
@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untype
 from pyspark.sql import SparkSession
 
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.table_note import PROPERTY, TableNote, note_of
 
 _ATTEMPTS: Final = 10
 """Commits that another program may be ahead of."""
@@ -74,6 +75,26 @@ def set_known(
 
     def make(_table: Any, transaction: Any) -> None:
         catalog.set_properties(transaction, values)
+
+    change(spark, identifier, known, make)
+
+
+def put_note(transaction: Any, note: TableNote) -> None:
+    """Set, or remove, the property that has a table's note, in a transaction of the table."""
+    update, text = transaction.updateProperties(), note.text()
+    (update.set(PROPERTY, text) if text else update.remove(PROPERTY)).commit()
+
+
+def change_note(
+    spark: SparkSession,
+    identifier: str,
+    known: tuple[int, int] | None,
+    change_of: Callable[[TableNote], TableNote],
+) -> None:
+    """Change a table's note, as it is then, by `change_of`; `known`: as for `change`."""
+
+    def make(table: Any, transaction: Any) -> None:
+        put_note(transaction, change_of(note_of(catalog.properties(table))))
 
     change(spark, identifier, known, make)
 

@@ -155,7 +155,7 @@ def evolve(
         to_get = Evolved(None, kept, pending, drops)
         with refusing(after):
             _commit(spark, table, changes, new, to_get, another=another)
-        changed = [*(name for name, _ in changes.adds), *dict(changes.widened)]
+        changed = [*dict(changes.adds), *dict(changes.widened), *retyped(old, new)]
         fills.warn_unsent(before, after, changed)
         replaced = after.since if another else replaced
         log.info(
@@ -170,6 +170,19 @@ def evolve(
         )
         old = new
     return Evolved(replaced, kept, pending, drops)
+
+
+def retyped(old: Layout, new: Layout) -> list[str]:
+    """Return the columns whose type is another at the source, and the same in Iceberg. Pure."""
+    kept, before, after = survivors_of(old.shape, new.shape), _by_column(old), _by_column(new)
+    types = {column.name: (column.type, column.typmod) for column in old.shape.columns}
+    now = {column.name: (column.type, column.typmod) for column in new.shape.columns}
+    pairs = [(name, kept.get(name, "")) for name in before]
+    return [
+        after[name].name
+        for was, name in pairs
+        if name in after and types[was] != now[name] and before[was].type == after[name].type
+    ]
 
 
 def unfilled(old: Layout, new: Layout, changes: Changes, kept: Iterable[str]) -> tuple[str, ...]:
@@ -196,7 +209,6 @@ def _commit(
     values = transaction.updateProperties()
     values.set(catalog.SHAPE, json.dumps(shape.document()))
     values.set(catalog.RULE, rules.document(layout.rule))
-    values.set(catalog.KEY, json.dumps(shape.key))
     values.set(catalog.KEPT, json.dumps(to_get.kept))
     if to_get.fills:
         values.set(catalog.FILLS, json.dumps(to_get.fills))
@@ -292,7 +304,7 @@ def _widens(old: T.DataType, new: T.DataType) -> bool:
 def _allow(
     settings: TablesSettings, shape: Shape, column: str, old: T.DataType, new: T.DataType
 ) -> None:
-    if settings.on_changed_type == "stop" or column in shape.key:
+    if settings.on_changed_type == "park" or column in shape.key:
         raise _refused(
             shape,
             f"column {column} was {old.simpleString()} and is {new.simpleString()}",

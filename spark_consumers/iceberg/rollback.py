@@ -12,8 +12,8 @@ between were expired, nothing is judged.
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.errors import OperatorNeeded
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.table_note import UntrustedRowsError
 
 
 def rolled_back(table: Any, found: Mapping[str, str]) -> bool:
@@ -70,26 +70,11 @@ def restored(tagged: int | None, recorded: int | None) -> bool:
     return None not in (tagged, recorded) and tagged != recorded
 
 
-def refused(identifier: str, *, whole: bool = False, parks: bool = True) -> OperatorNeeded:
-    """Return the error of a table that was rolled back; `whole`: its properties, too.
-
-    `parks`: the table is parked (tables.on_refused_table); else nothing runs that makes it anew.
-    """
-    name = identifier.replace("`", "")
-    first = "" if parks else "set tables.on_refused_table: park and start `slottables run`; then "
-    first += "`slottables rebuild --table` makes it anew from Kafka; "
-    if whole:
-        return OperatorNeeded(
-            "the Iceberg table was restored: it is not at the epoch that _epochs has of it",
-            operation="go on with a table",
-            subject=name,
-            hint=f"{first}`slottables unpark --table` reads from there what it lacks, which nobody "
-            "has counted",
-        )
-    return OperatorNeeded(
-        "the Iceberg table was rolled back: it lacks rows of an epoch that its properties tell",
+def refused(identifier: str) -> UntrustedRowsError:
+    """Return the error of a table that was rolled back, or restored with its properties."""
+    return UntrustedRowsError(
+        "the Iceberg table was rolled back or restored: its rows are not those of its last epoch",
         operation="go on with a table",
-        subject=name,
-        hint=f"{first}or roll it forward with `CALL system.set_current_snapshot`, to the snapshot "
-        "of its last tag lsn_…, and `slottables unpark --table`",
+        subject=identifier.replace("`", ""),
+        hint="`slottables rebuild --table` makes it anew from Kafka",
     )

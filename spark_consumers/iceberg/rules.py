@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from schemas.errors import OperatorNeeded
-from schemas.tables import Kind, TableRule, sort_field, transform
+from schemas.tables import TableRule, sort_field, transform
 from spark_consumers.events.shape import Shape, survivors_of
 from spark_consumers.iceberg.layout import METADATA, Layout, selects
 
@@ -209,33 +209,12 @@ def _sort(text: str, then: Mapping[str, str]) -> str:
     return f"{then.get(column, column)} {way}"
 
 
-def difference_unrecorded(
-    shape: Shape, kind: Kind | str, columns: Collection[str], now: TableRule
-) -> str:
-    """Return the `difference` for a table whose rule was not kept, by its kind and columns."""
-    if kind and kind != now.kind:
-        return f"kind is {now.kind} and was {kind}"
-    layout = Layout(shape, now)
-    missing = [name for name in layout.names if name not in columns]
-    if missing:
-        return f"include, exclude or rename: the Iceberg table has no column {missing[0]}"
-    stale = [name for name in leftovers(layout, columns) if name in shape.names]
-    if stale:
-        return f"include, exclude or rename: nothing would fill column {stale[0]} any more"
-    return ""
-
-
-def leftovers(layout: Layout, columns: Collection[str]) -> tuple[str, ...]:
-    """Return the columns of an Iceberg table that nothing fills."""
-    return tuple(name for name in columns if name not in layout.names)
-
-
 def wrong_columns(layout: Layout, columns: Sequence[str]) -> str:
     """Name a column of an Iceberg table that somebody else has added or dropped, "" if none."""
     missing = [name for name in layout.names if name not in columns]
     if missing:
         return f"somebody has dropped its column {missing[0]}"
-    unknown = [name for name in leftovers(layout, columns) if name not in layout.kept]
+    unknown = [n for n in columns if n not in layout.names and n not in layout.kept]
     if unknown:
         return f"somebody has added its column {unknown[0]}, which would be NULL in new rows"
     return ""

@@ -20,7 +20,8 @@ A rebuild has a branch of its own in the table, REBUILT, which stays from epoch 
 
 import contextlib
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import structlog
@@ -28,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.iceberg import catalog, commits, rollback
 from spark_consumers.iceberg.evolution import drop_columns
-from spark_consumers.iceberg.rebuild_note import RebuildNote, rebuild_note_from
+from spark_consumers.iceberg.table_note import PROPERTY, Parked, RebuildNote, TableNote, note_of
 from spark_consumers.iceberg.tables import State, is_large, merge_mode, state_of
 from spark_consumers.sql import quoted
 
@@ -182,11 +183,13 @@ class Staging:
         values: Mapping[str, str],
         tag: str,
         unset: Collection[str],
+        note_after: Callable[[TableNote], TableNote],
         drops: Collection[str] = (),
     ) -> "Adopted":
         """Prepare the commit that makes the branch the table, and sets and removes properties.
 
-        It also tags the last snapshot, and drops columns (`drops`). Nothing is to be committed if
+        `note_after` changes the table's note. The commit also tags the last snapshot, and drops
+        columns (`drops`). Nothing is to be committed if
         that is done already, while the commit of another table was refused. Raise Retryable
         (LOCKED) where somebody else has changed the table since `begin`.
         """
@@ -205,7 +208,9 @@ class Staging:
         number = base.snapshot if head is None else head
         snapshot = None if number is None else table.snapshot(number)
         large = is_large(catalog.summary_of(snapshot))
-        values = {**values, **merge_mode(large=large)}
+        note = note_after(note_of(found)).text()
+        values = {**values, **merge_mode(large=large)} | ({PROPERTY: note} if note else {})
+        unset = [*unset, *([] if note else [PROPERTY])]
         update = transaction.updateProperties()
         for name, value in values.items():
             update.set(name, value)
@@ -237,8 +242,8 @@ class Staging:
         written = base.head is not None and catalog.snapshot_id(table) == base.head
         return written and found.get(catalog.EPOCH) == values[catalog.EPOCH]
 
-    def extend(self, base: Base, values: Mapping[str, str]) -> None:
-        """Make the branch the rebuild's, and set properties that tell of it, in one commit.
+    def extend(self, base: Base, rebuild: RebuildNote, values: Mapping[str, str]) -> None:
+        """Make the branch the rebuild's, note how far it is and set properties, in one commit.
 
         Raise Retryable (LOCKED) where somebody else has changed one of them since `begin`.
         """
@@ -246,8 +251,9 @@ class Staging:
         def make(table: Any, transaction: Any) -> None:
             head = catalog.ref_snapshot(table, self._branch)
             same = catalog.ref_snapshot(table, REBUILT) == base.side and head == base.head
-            if not same or head is None or catalog.REBUILD not in catalog.properties(table):
+            if not same or head is None:
                 raise catalog.overtaken(base.identifier)
+            _put_rebuild(table, transaction, base.identifier, rebuild)
             catalog.set_properties(transaction, values)
             manage = transaction.manageSnapshots()
             if head != base.side:
@@ -258,7 +264,7 @@ class Staging:
 
 
 def begin_side(
-    spark: SparkSession, identifier: str, known: tuple[int, int], note: RebuildNote
+    spark: SparkSession, identifier: str, known: tuple[int, int], rebuild: RebuildNote
 ) -> None:
     """Begin a rebuild's branch, in place of one that is there, with its note, in one commit.
 
@@ -267,15 +273,21 @@ def begin_side(
     """
 
     def make(table: Any, transaction: Any) -> None:
-        if catalog.properties(table).get(catalog.REBUILD) != note.asked:
-            raise catalog.overtaken(identifier)
-        transaction.updateProperties().set(catalog.REBUILD_NOTE, note.text()).commit()
+        _put_rebuild(table, transaction, identifier, rebuild)
         snapshot, manage = catalog.snapshot_id(table), transaction.manageSnapshots()
         if catalog.ref_snapshot(table, REBUILT) is not None:
             manage.removeBranch(REBUILT)
         manage.createBranch(*([REBUILT] if snapshot is None else [REBUILT, snapshot])).commit()
 
     commits.change(spark, identifier, known, make)
+
+
+def _put_rebuild(table: Any, transaction: Any, identifier: str, rebuild: RebuildNote) -> None:
+    """Note how far a rebuild is; raise Retryable (LOCKED) where nobody asks for it any more."""
+    note = note_of(catalog.properties(table))
+    if note.rebuild is None or note.rebuild.request != rebuild.request:
+        raise catalog.overtaken(identifier)
+    commits.put_note(transaction, replace(note, rebuild=rebuild))
 
 
 def _snapshots_after(table: Any, sequence: int) -> dict[int, _Written]:
@@ -299,8 +311,8 @@ def _snapshots_after(table: Any, sequence: int) -> dict[int, _Written]:
 
 def _rebuilt_to(found: Mapping[str, str]) -> int | None:
     """Return the commit LSN of a rebuild's branch, by a table's properties; None without a note."""
-    text = found.get(catalog.REBUILD_NOTE)
-    return rebuild_note_from(text).commit_lsn if text else None
+    rebuild = note_of(found).rebuild
+    return rebuild.commit_lsn if rebuild else None
 
 
 def warn_emptied(source: str, kept: Sequence[str]) -> None:
@@ -315,20 +327,41 @@ def warn_emptied(source: str, kept: Sequence[str]) -> None:
         )
 
 
-def end_side(spark: SparkSession, identifier: str, known: tuple[int, int] | None) -> None:
-    """End a rebuild without a result, in one commit: nobody has asked for it then.
+def park(
+    spark: SparkSession,
+    identifier: str,
+    known: tuple[int, int],
+    expected: Parked | None,
+    parked: Parked,
+) -> None:
+    """Note that a table is parked, in one commit; a rebuild of it is over.
 
-    `known`: the epoch and commit LSN of the table's writer, None for a command. Raise Retryable
-    (LOCKED) where the table has another epoch.
+    `known`: the epoch and commit LSN of the table's writer; `expected`: the parking that it knows
+    of. Raise Retryable (LOCKED) where the table has others.
     """
 
     def make(table: Any, transaction: Any) -> None:
-        update = transaction.updateProperties()
-        update.remove(catalog.REBUILD).remove(catalog.REBUILD_NOTE).commit()
-        if catalog.ref_snapshot(table, REBUILT) is not None:
-            transaction.manageSnapshots().removeBranch(REBUILT).commit()
+        note = note_of(catalog.properties(table)).of_epoch(known[0])
+        if note.parked != expected:
+            raise catalog.overtaken(identifier)
+        _without_side(table, transaction, note.park(parked))
 
     commits.change(spark, identifier, known, make)
+
+
+def cancel(spark: SparkSession, identifier: str) -> None:
+    """End a rebuild without a result, in one commit: nobody has asked for it then."""
+
+    def make(table: Any, transaction: Any) -> None:
+        _without_side(table, transaction, note_of(catalog.properties(table)).cancel())
+
+    commits.change(spark, identifier, None, make)
+
+
+def _without_side(table: Any, transaction: Any, note: TableNote) -> None:
+    commits.put_note(transaction, note)
+    if catalog.ref_snapshot(table, REBUILT) is not None:
+        transaction.manageSnapshots().removeBranch(REBUILT).commit()
 
 
 class Adopted(NamedTuple):

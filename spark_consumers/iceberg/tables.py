@@ -2,7 +2,7 @@
 
     source table     Iceberg table                    properties
     public.t         slotbridge.<namespace>.t         slotbridge.source       schema.table
-    s.t              slotbridge.<namespace>.s__t      slotbridge.kind, .key, .shape
+    s.t              slotbridge.<namespace>.s__t      slotbridge.shape
                                                       slotbridge.rule, .kept: made by which rule
                                                       slotbridge.epoch, .commit_lsn: what it has
 
@@ -13,22 +13,24 @@ wherever the process was killed.
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
+from schemas.naming import schema_and_table
 from schemas.settings import KafkaSettings
 from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.shape import CommitPosition, Shape, last_replacement
+from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, commits, rollback, rules
 from spark_consumers.iceberg.evolution import Evolved, evolve, refusing
 from spark_consumers.iceberg.fills import Fill, fills_from, wanted
 from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
-from spark_consumers.iceberg.parked import Parked, parked_from
+from spark_consumers.iceberg.table_note import NEVER, Incomplete, TableNote, note_of
 from spark_consumers.session import CATALOG
 from spark_consumers.sql import quoted
 
@@ -37,12 +39,9 @@ COPIED_BYTES_MAX = 16 * 2**20
 COPIED_ROWS_MAX = 100_000
 """Up to both a table is written anew by each merge, which leaves few files and fast reads; a larger
 one gets deletion vectors instead, until maintenance puts files together."""
-NEVER = -1
-"""The commit LSN of a table that has nothing."""
 _OTHER_RULE_HINT = (
     "put tables.rules back, or the column; or stop `slottables run`, drop the Iceberg table, and "
-    "start `run`, which fills it from Kafka by the new rule. Then, while `slottables status` shows "
-    "the table as parked, `slottables unpark`"
+    "start `run`, which fills it from Kafka by the new rule"
 )
 
 
@@ -50,36 +49,31 @@ _OTHER_RULE_HINT = (
 class State:
     """The state of an Iceberg table, which has all events up to `commit_lsn`.
 
-    `rebuild`: the table is being made anew, beside the epochs. `replaced`: from this position on
+    `note`: its state, and whether it is complete. `replaced`: from this position on
     the source is another table, of which this one has nothing yet. `shape`: the shape that the
-    columns follow; None in a table of another version of slottables. `large`: a change of some rows
-    does not rewrite it.
-    `lacks`: an event of it was left out, so that the key of an inserted row may be there already.
-    `seen_lsn`: so may that of one that commits before this LSN, as a snapshot has seen it.
+    columns follow; None in a table of sums. `large`: a change of some rows does not rewrite it.
+    `seen_lsn`: the key of an inserted row may be there already if it commits before this LSN, as a
+    snapshot has seen it.
     """
 
     source: str
     identifier: str
     epoch: int
     commit_lsn: int
-    rebuild: bool
+    note: TableNote
     replaced: CommitPosition | None
     shape: Shape | None
     uuid: str
     large: bool
-    lacks: bool
     seen_lsn: int
     columns: tuple[str, ...]
-    kind: str
     rule: TableRule | None
-    """The rule that the table was made by; None in a table of an earlier version."""
+    """The rule that the table was made by; None in a table of sums."""
     kept: tuple[str, ...]
     """Columns that nothing fills any more."""
     sealed: tuple[int, int]
     """Epoch and commit LSN as the table itself tells them: those of the last epoch that brought it
     something. `epoch` and `commit_lsn` are also those of later epochs, which brought it nothing."""
-    parked: Parked | None = None
-    """Why the table stays at `epoch` while the others go on; None where it does not."""
     fills: Mapping[str, Fill] = field(default_factory=dict)
     """What the rows are to get in columns that were added."""
     drops: tuple[str, ...] = ()
@@ -91,8 +85,6 @@ class State:
     """The snapshot that has the tag of its last epoch, when its state was read."""
     definition: str = ""
     """Of a table of sums: the settings that its rows were computed by, "" if they are not known."""
-    noted: bool = False
-    """Whether the table has a note that it is parked, also one that is out of date."""
 
     def at(self, epoch: int, commit_lsn: int) -> "State":
         """Return the state after an epoch that brings the table nothing."""
@@ -105,7 +97,8 @@ class OpenTable:
 
     `rebuild`: its rows are to be replaced as a whole. `rebuilt`: its rows are those of the branch
     that a rebuild has filled up to `commit_lsn`. `replaced`: its rows from before this position are
-    to be replaced. `large`, `lacks`, `seen_lsn`, `fills`, `drops`: as in State.
+    to be replaced. `incomplete`: what it lacks once it has the epoch. `large`, `seen_lsn`, `fills`,
+    `drops`: as in State.
     """
 
     identifier: str
@@ -114,7 +107,7 @@ class OpenTable:
     rebuild: bool = False
     replaced: CommitPosition | None = None
     large: bool = False
-    lacks: bool = False
+    incomplete: Incomplete | None = None
     seen_lsn: int = NEVER
     fills: Mapping[str, Fill] = field(default_factory=dict)
     rebuilt: bool = False
@@ -123,7 +116,7 @@ class OpenTable:
     @property
     def appends(self) -> bool:
         """Whether rows that come to be inserted are not in the table yet."""
-        return not self.lacks and self.seen_lsn <= self.commit_lsn
+        return self.incomplete is None and self.seen_lsn <= self.commit_lsn
 
 
 class Tables:
@@ -132,6 +125,8 @@ class Tables:
     def __init__(self, kafka: KafkaSettings, settings: TablesSettings) -> None:
         self.namespace = catalog.namespace(kafka, settings)
         self._settings = settings
+        self.unreadable: dict[str, SlotbridgeError] = {}
+        """Iceberg tables that could not be loaded when `states` read them, with the errors."""
         self._creating = threading.Lock()
 
     def place(self) -> str:
@@ -151,19 +146,33 @@ class Tables:
     ) -> dict[str, State]:
         """Return source table (`schema.table`) -> the state of its Iceberg table.
 
-        `told` is called after each table.
+        `told` is called after each table. Tables that Iceberg can't load are left out.
         """
+        self.unreadable = {}
         if not spark.catalog.databaseExists(self.place()):
             return {}
         names = [row.tableName for row in spark.sql(f"SHOW TABLES IN {self.place()}").collect()]
         found = {}
         for name in sorted(names):
-            state = self.state(spark, catalog.identifier(self.namespace, name))
+            identifier = catalog.identifier(self.namespace, name)
+            try:
+                state = self.state(spark, identifier)
+            except FOREIGN as error:
+                failure = translated(error, "read an Iceberg table")
+                if failure.exit_code != ExitCode.BUG:
+                    raise failure from error
+                self.unreadable[identifier.replace("`", "")] = failure
+                continue
             if state is not None:
                 found[state.source] = state
             if told is not None:
                 told()
         return found
+
+    def unreadable_of(self, names: Iterable[str]) -> dict[str, SlotbridgeError]:
+        """Return those source tables whose Iceberg tables `states` could not load, with why."""
+        places = {n: self.identifier(*schema_and_table(n)).replace("`", "") for n in names}
+        return {n: self.unreadable[p] for n, p in places.items() if p in self.unreadable}
 
     def state(self, spark: SparkSession, identifier: str) -> State | None:
         """Return the state of an Iceberg table, None for one that follows no source table."""
@@ -206,7 +215,7 @@ class Tables:
         layout = replace(layout, kept=kept)
         return OpenTable(
             *(identifier, layout, state.commit_lsn, False, replaced, state.large),
-            lacks=state.lacks,
+            incomplete=state.note.incomplete,
             seen_lsn=state.seen_lsn,
             fills=fills,
             drops=drops,
@@ -222,20 +231,17 @@ class Tables:
         else has changed its columns.
         """
         now, shape, kept = layout.rule, state.shape or layout.shape, state.kept
-        if state.rule is None:
-            problem = rules.difference_unrecorded(shape, state.kind, state.columns, now)
-            kept = rules.leftovers(Layout(shape, now), state.columns)
-        else:
-            problem = rules.difference(shape, state.rule, now)
-            if problem and later:
-                all_shapes, given = [shape, *later], now
-                now = rules.agreeing_rule(given, all_shapes, Layout(shape, state.rule))
-                problem = rules.difference(shape, state.rule, now)
-                if problem:
-                    now = rules.rule_as_of(given, all_shapes, state.columns, _OTHER_RULE_HINT)
-                    problem = rules.difference(shape, state.rule, now)
-            had = Layout(shape, now, kept)
-            problem = problem or rules.wrong_columns(had, state.columns)
+        made_by = state.rule or now
+        problem = rules.difference(shape, made_by, now)
+        if problem and later:
+            all_shapes, given = [shape, *later], now
+            now = rules.agreeing_rule(given, all_shapes, Layout(shape, made_by))
+            problem = rules.difference(shape, made_by, now)
+            if problem:
+                now = rules.rule_as_of(given, all_shapes, state.columns, _OTHER_RULE_HINT)
+                problem = rules.difference(shape, made_by, now)
+        had = Layout(shape, now, kept)
+        problem = problem or rules.wrong_columns(had, state.columns)
         if problem:
             raise SetupError(
                 f"the Iceberg table is not what its rule says: {problem}",
@@ -245,17 +251,10 @@ class Tables:
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         document = rules.document(now)
-        if state.rule is None or rules.document(state.rule) != document:
-            if state.rule is None:
-                log.warning(
-                    "the table's rule was not kept by the version that made it: its partition and "
-                    "sort are not judged",
-                    table=state.source,
-                    unfilled_columns=list(kept),
-                )
+        if rules.document(made_by) != document:
             values = {catalog.RULE: document, catalog.KEPT: json.dumps(kept)}
             commits.set_known(spark, state.identifier, state.sealed, values)
-        return Layout(shape, now, kept)
+        return had
 
 
 def _properties(layout: Layout) -> dict[str, str]:
@@ -264,8 +263,6 @@ def _properties(layout: Layout) -> dict[str, str]:
         catalog.RULE: rules.document(layout.rule),
         catalog.KEPT: "[]",
         catalog.SOURCE: shape.name,
-        catalog.KIND: layout.kind,
-        catalog.KEY: json.dumps(shape.key),
         catalog.SHAPE: json.dumps(shape.document()),
     }
 
@@ -273,46 +270,31 @@ def _properties(layout: Layout) -> dict[str, str]:
 def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bool) -> State:
     """Return the state of a table whose properties are `found`."""
     source, shape, rule = found[catalog.SOURCE], found.get(catalog.SHAPE), found.get(catalog.RULE)
-    sealed = catalog.reached(table, found)
-    parked = parked_note(found, sealed)
+    sealed = catalog.reached(found)
+    note = note_of(found).of_epoch(sealed[0])
     return State(
         source,
         identifier,
-        *((parked.epoch, parked.commit_lsn) if parked else sealed),
-        catalog.REBUILD in found,
+        *((note.parked.epoch, note.parked.commit_lsn) if note.parked else sealed),
+        note,
         CommitPosition(*json.loads(found[catalog.REPLACED])) if catalog.REPLACED in found else None,
         Shape.from_document(source, json.loads(shape)) if shape else None,
         str(table.uuid()),
         large,
-        catalog.LACKS in found,
         int(found.get(catalog.SEEN_LSN, NEVER)),
         catalog.column_names(table),
-        found.get(catalog.KIND, ""),
         rules.from_document(rule) if rule else None,
         tuple(json.loads(found.get(catalog.KEPT, "[]"))),
         sealed,
-        parked,
         fills_from(found.get(catalog.FILLS)),
         tuple(json.loads(found.get(catalog.DROPS, "[]"))),
         definition=found.get(catalog.SUMS, ""),
-        noted=catalog.PARKED in found,
     )
 
 
 def sealed_of(state: State | None) -> tuple[int, int]:
     """Return the epoch and commit LSN that a writer knows of a table; NEVER where it knows none."""
     return state.sealed if state else (NEVER, NEVER)
-
-
-def parked_note(found: Mapping[str, str], sealed: tuple[int, int]) -> Parked | None:
-    """Return the note among a table's properties that it is parked, None without one. Pure.
-
-    `sealed`: epoch and commit LSN that the table has. A note of an earlier epoch is not believed:
-    a writer that another one had overtaken has written it.
-    """
-    text = found.get(catalog.PARKED)
-    note = parked_from(json.loads(text)) if text else None
-    return None if note is None or note.epoch < sealed[0] else note
 
 
 def _taken(spark: SparkSession, identifier: str, shape: Shape) -> OperatorNeeded | Retryable:

@@ -8,7 +8,7 @@ from schemas.events import DeadLetter, dead_topic, schema_topic
 from schemas.naming import Naming
 from schemas.schema_events import SchemaEvent
 from schemas.settings import KafkaSettings
-from spark_consumers.events.shape import CommitPosition, Shape
+from spark_consumers.events.shape import START, CommitPosition, Shape
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.small_topic_tail import CommittedRecord, SmallTopicTail
 
@@ -33,6 +33,7 @@ class ShapeLog:
         self._follows = follows
         self._shapes: dict[str, list[Shape]] = {}
         self._topics: dict[str, str] = {}
+        self._names: dict[int, dict[str, CommitPosition]] = {}
 
     @property
     def topic(self) -> str:
@@ -52,6 +53,9 @@ class ShapeLog:
         for record in self.tail.new():
             event = self.tail.parsed(record, SchemaEvent)
             name = f"{event.schema_}.{event.table}"
+            since = CommitPosition(event.commit_lsn, event.seq)
+            names = self._names.setdefault(event.oid, {})
+            names[name] = max(since, names.get(name, since))
             if self._follows(name):
                 try:
                     self._take(name, event)
@@ -77,6 +81,25 @@ class ShapeLog:
     def upto(self, name: str, commit_lsn: int) -> Sequence[Shape]:
         """Return the table's shapes up to a commit LSN; the first holds from the beginning."""
         return [s for s in self._shapes.get(name, ()) if s.since.commit_lsn <= commit_lsn]
+
+    def taken_over(self, name: str, had: Shape | None, upto_lsn: int) -> tuple[int, str] | None:
+        """Return where a name went to a table that had another name, and that name; else None.
+
+        Rows of the table from before, also those that change no more, were published under that
+        other name. `had`: the shape that the name's Iceberg table follows. The last such change up
+        to `upto_lsn` counts.
+        """
+        known = {} if had is None else {had.oid: had.since}
+        change = None
+        for shape in self.upto(name, upto_lsn):
+            last = known.get(shape.oid, START)
+            others = self._names.get(shape.oid, {}) if shape.oid else {}
+            former = [other for other, at in others.items() if last < at < shape.since]
+            if shape.since > last:
+                known[shape.oid] = shape.since
+                if former and name not in former:
+                    change = shape.since.commit_lsn, former[0]
+        return change
 
     def require(self, name: str, commit_lsn: int) -> list[Shape]:
         """Return the table's shapes up to a commit LSN.

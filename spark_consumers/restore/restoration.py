@@ -29,7 +29,8 @@ from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.layout import Layout, rule_of
 from spark_consumers.iceberg.rules import layout_as_of
 from spark_consumers.iceberg.sums import is_sums
-from spark_consumers.iceberg.tables import NEVER, State, Tables
+from spark_consumers.iceberg.table_note import NEVER, note_of
+from spark_consumers.iceberg.tables import State, Tables
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.restore.target import OPERATION, Target, opened
@@ -48,7 +49,7 @@ class Restored:
     """A table that was restored.
 
     `rows` is an estimate after a dry run. `columns`: name and type; `as_text`: those that are text
-    because the target lacks their type. `lacks_events`: events of the table had been left out.
+    because the target lacks their type. `lacks_events`: the table was incomplete by then.
     `within_snapshot`: a snapshot may have brought rows after the epoch. `left_out`: columns that
     the table's rule leaves out; `masked`: those that have masks instead of the source's values;
     `large`: those whose large values are cut or stored elsewhere.
@@ -70,7 +71,7 @@ class Restored:
         """Return the table as a line of text."""
         notes = [f"text instead of its own type: {', '.join(self.as_text)}"] if self.as_text else []
         if self.lacks_events:
-            notes.append("not judged whether these are the source's rows: events were left out")
+            notes.append("not judged whether these are the source's rows: the table is incomplete")
         if self.within_snapshot:
             notes.append("a snapshot brought rows later, which may be missing: restore a later LSN")
         if self.left_out:
@@ -273,13 +274,13 @@ class _Restoring:
         summary = catalog.summary_of(table.snapshot(snapshot))
         rows, gone = (int(summary.get(f"total-{k}", 0)) for k in ("records", "position-deletes"))
         found = catalog.properties(table)
-        lacking, seen_lsn = found.get(catalog.LACKS), int(found.get(catalog.SEEN_LSN, NEVER))
+        lacking, seen_lsn = note_of(found).incomplete, int(found.get(catalog.SEEN_LSN, NEVER))
         return _Table(
             state.identifier,
             snapshot,
             layout_as_of(rule, self._shapes_since(epoch, name, state), columns),
             max(0, rows - gone),
-            lacking is not None and int(lacking) <= epoch.commit_lsn,
+            lacking is not None and lacking.since_lsn <= epoch.commit_lsn,
             seen_lsn > epoch.commit_lsn,
         )
 

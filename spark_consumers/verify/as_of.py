@@ -11,7 +11,7 @@ from itertools import pairwise
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from schemas.errors import OperatorNeeded
+from schemas.errors import ExitCode, OperatorNeeded
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted
@@ -26,12 +26,13 @@ from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.layout import rule_of
 from spark_consumers.iceberg.rules import layout_as_of
 from spark_consumers.iceberg.sums import is_sums
-from spark_consumers.iceberg.tables import NEVER, State, Tables
+from spark_consumers.iceberg.table_note import NEVER
+from spark_consumers.iceberg.tables import State, Tables
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.sql import quoted
-from spark_consumers.verify.comparison import CHANGELOG, TableComparison, compared
+from spark_consumers.verify.comparison import CHANGELOG, TableComparison, compared, not_compared
 
 
 def verify_as_of(
@@ -74,7 +75,9 @@ class _Witness:
         expect_noted_ids(self._shapes.tail, self._ledger, self._spark)
         self._shapes.read()
         wanted = set(tables) or {n for n in {*epoch.tables, *epoch.parked} if not is_sums(n)}
+        lost = self._tables.unreadable_of(wanted)
         whys = {name: self._not_judged(epoch, name, states.get(name)) for name in sorted(wanted)}
+        whys |= {name: str(error) for name, error in lost.items()}
         judged = {
             name: (states[name], self._snapshot(epoch, states[name]))
             for name, why in whys.items()
@@ -82,9 +85,9 @@ class _Witness:
         }
         with held(self._spark, {state.identifier: snapshot for state, snapshot in judged.values()}):
             return [
-                self._compare(epoch, *judged[name], examples_max)
+                self._compared(epoch, *judged[name], examples_max)
                 if name in judged
-                else TableComparison(name, "", 0, 0, 0, 0, 0, not_judged=why)
+                else not_compared(name, why)
                 for name, why in whys.items()
                 if name in judged or why != CHANGELOG or tables
             ]
@@ -113,6 +116,18 @@ class _Witness:
             subject=state.source,
             commit_lsn=epoch.commit_lsn,
         )
+
+    def _compared(
+        self, epoch: EpochRecord, state: State, snapshot: int, examples_max: int
+    ) -> TableComparison:
+        """Compare one table; one that Spark fails with is not judged."""
+        try:
+            return self._compare(epoch, state, snapshot, examples_max)
+        except FOREIGN as error:
+            failure = translated(error, "compare tables")
+            if failure.exit_code != ExitCode.BUG:
+                raise
+            return not_compared(state.source, str(failure))
 
     def _compare(
         self, epoch: EpochRecord, state: State, snapshot: int, examples_max: int

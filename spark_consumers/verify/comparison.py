@@ -35,6 +35,10 @@ from spark_consumers.verify.exported_rows import source_rows
 from spark_consumers.verify.source_identity import source_not_judged
 
 KINDS = ("missing", "extra", "different")
+_FILTERED = (
+    "shaping.filters leaves rows out that its source has; compare with Kafka's events: "
+    "slottables verify --as-of"
+)
 CHANGELOG = "a changelog holds events, not rows that can be compared"
 
 
@@ -129,21 +133,24 @@ def verify_tables(
             wanted = set(tables) or set(configured.tables) or set(published) | set(existing)
             rules = {name: rule_of(configured, *schema_and_table(name)) for name in wanted}
             changelogs = {name for name, rule in rules.items() if rule.kind == "changelog"}
-            found = [
-                _filtered(name)
-                if naming.filtered(*schema_and_table(name))
-                else _compare(
-                    spark,
-                    connection,
-                    name,
-                    _side(configured, existing.get(name), naming.computed(*schema_and_table(name))),
-                    published.get(name),
-                    examples_max,
-                    naming,
-                )
-                for name in sorted(wanted - (changelogs - set(tables)))
-            ]
-            return [replace(one, source_not_judged=unknown) for one in found]
+            lost = own.unreadable_of(wanted)
+            results = []
+            for name in sorted(wanted - (changelogs - set(tables))):
+                if name in lost or naming.filtered(*schema_and_table(name)):
+                    results.append(
+                        not_compared(name, str(lost[name]) if name in lost else _FILTERED)
+                    )
+                    continue
+                computed = naming.computed(*schema_and_table(name))
+                side = _side(configured, existing.get(name), computed)
+                try:
+                    with connection.transaction():  # a savepoint: the others have the snapshot yet
+                        row = published.get(name)
+                        one = _compare(spark, connection, name, side, row, examples_max, naming)
+                except (*FOREIGN, psycopg.DatabaseError) as error:
+                    one = not_compared(name, failure_text(error))
+                results.append(one)
+            return [replace(one, source_not_judged=unknown) for one in results]
     except FOREIGN as error:
         raise translated(error, "compare tables") from error
 
@@ -164,12 +171,21 @@ class _Side:
     condition: str = "true"
 
 
-def _filtered(name: str) -> TableComparison:
-    why = (
-        "shaping.filters leaves rows out that its source has; compare with Kafka's events: "
-        "slottables verify --as-of"
-    )
+def not_compared(name: str, why: str) -> TableComparison:
+    """Return the result of a table whose rows can't be compared."""
     return TableComparison(name, "", 0, 0, 0, 0, 0, not_judged=why)
+
+
+def failure_text(error: Exception) -> str:
+    """Return why one table could not be compared, without values of its rows.
+
+    Raise Retryable where the source does not answer any more: no table can be compared then.
+    """
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+        raise error
+    if isinstance(error, psycopg.Error):
+        return f"the source refused a statement (SQLSTATE {error.sqlstate}); its log names it"
+    return str(translated(error, "compare tables"))
 
 
 def _side(settings: TablesSettings, state: State | None, computed: frozenset[str]) -> _Side:

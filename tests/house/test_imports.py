@@ -181,7 +181,7 @@ PURE = (
     "spark_consumers.epochs.topic_summary",
     *("spark_consumers.events", "spark_consumers.formats"),
     *("spark_consumers.audit.audited_table", "spark_consumers.audit.report"),
-    *("spark_consumers.iceberg.layout", "spark_consumers.iceberg.rebuild_note"),
+    *("spark_consumers.iceberg.layout", "spark_consumers.iceberg.table_note"),
     "spark_consumers.restore.values",
     *(f"spark_consumers.key_index.{name}" for name in ("deletion_vectors", "keys", "segments")),
 )

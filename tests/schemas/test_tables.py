@@ -84,6 +84,10 @@ def test_a_warehouse_is_a_folder_or_a_uri(given: str, warehouse: str | None, fil
         ("{warehouse: /w, catalog_type: nessie}", "catalog_uri is needed with catalog_type nessie"),
         ("{warehouse: /w, catalog_type: custom}", "catalog-impl belong together"),
         ("{warehouse: /w, catalog_options: {catalog-impl: x.Y}}", "catalog-impl belong together"),
+        (
+            "{warehouse: /w, rules: {a.b: {properties: {format-version: '1'}}}}",
+            "format-version is 2 or 3",
+        ),
     ],
 )
 def test_a_warehouse_or_catalog_that_means_nothing_is_one_clear_error(

@@ -4,8 +4,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 from schemas.errors import ExitCode, Retryable
-from spark_consumers.epochs.parking import Parking
+from spark_consumers.epochs.parking import own_fault
 from spark_consumers.failures import ExecutorsLostError, translated
+from spark_consumers.iceberg.table_note import TableFailedError
 
 _ABORTED = "Job aborted due to stage failure: "
 LOST = (
@@ -33,10 +34,31 @@ def test_lost_executors_are_a_reason_to_try_again_and_not_to_park_a_table(text: 
     assert isinstance(failure, ExecutorsLostError) == (text in LOST)
     assert failure.exit_code == ExitCode.SERVER_UNREACHABLE
     assert "no row is at fault" in failure.hint
-    assert Parking.fault(error) is None
+    assert own_fault(error, "public.t") is None
 
 
 def test_a_full_disk_of_an_executor_is_named() -> None:
     text = _ABORTED + "Task 0 in stage 3.0 failed 4 times, most recent failure: Lost task 0.3 in"
     failure = translated(PySparkException(f"{text}: No space left on device"), "apply an epoch")
     assert failure.exit_code == ExitCode.DISK_FULL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request",
+        "Caused by: java.net.SocketTimeoutException: Read timed out",
+    ],
+)
+def test_a_storage_that_does_not_answer_is_no_table_s_own_fault(text: str) -> None:
+    error = PySparkException(_ABORTED + text)
+    assert isinstance(translated(error, "apply an epoch"), Retryable)
+    assert own_fault(error, "public.t") is None
+
+
+def test_what_nobody_has_foreseen_is_the_own_fault_of_a_table() -> None:
+    error = PySparkException("[MERGE_CARDINALITY_VIOLATION] two rows match")
+    failure = own_fault(error, "public.t")
+    assert isinstance(failure, TableFailedError)
+    assert "slottables rebuild --table public.t" in failure.hint
+    assert own_fault(failure, "public.t") is failure

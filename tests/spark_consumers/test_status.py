@@ -17,7 +17,7 @@ from spark_consumers.command import app
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport, TableReport
-from spark_consumers.iceberg.parked import Parked
+from spark_consumers.iceberg.table_note import Parked
 from spark_consumers.status import RunStatus, parsed_status, read_run_status
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
+from schemas.errors import SlotbridgeError
 from schemas.registry import RegistrySettings
 from schemas.settings import KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
@@ -19,8 +20,11 @@ from services.testbed import jars
 from services.testbed.java import find_java_home, short_lived_spark
 from spark_consumers.epochs import job
 from spark_consumers.epochs.epoch_runner import EpochRunner
+from spark_consumers.epochs.parking import Parking
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.iceberg import catalog, commits
 from spark_consumers.iceberg.layout import METADATA_NAMES
+from spark_consumers.iceberg.table_note import Incomplete, TableNote, note_of
 from spark_consumers.session import start_session
 from spark_consumers.sql import quoted
 from tests.promises.bridge.conftest import new_bridge
@@ -175,6 +179,10 @@ class Pipeline:
         """The Iceberg table's name."""
         return f"slotbridge.{self.kafka.topic_prefix}.{table}"
 
+    def note(self, table: str) -> TableNote:
+        """The note on an Iceberg table's state, as readers see it."""
+        return note_of(catalog.properties(catalog.load(self.spark, self.identifier(table))))
+
     def rows(self, table: str, *order: str) -> list[Row]:
         """The Iceberg table's rows without our own columns, sorted."""
         frame = self.spark.table(self.identifier(table))
@@ -190,13 +198,28 @@ class Pipeline:
 NewPipeline = Callable[..., Pipeline]
 
 
+def mark_incomplete(pipeline: Pipeline, table: str, *, of_kafka: bool = False) -> None:
+    """Let a table say that it lacks events."""
+    lacks, place = Incomplete(1, "it lacks one", of_kafka), pipeline.identifier(table)
+    commits.change_note(pipeline.spark, place, None, lambda note: replace(note, incomplete=lacks))
+
+
+def _raise(_parking: Parking, _name: str, error: SlotbridgeError) -> None:
+    raise error
+
+
 @pytest.fixture
 def new_pipeline(
-    spark: SparkSession, kafka: Broker, topic_prefix: str, warehouse: Path
+    spark: SparkSession,
+    kafka: Broker,
+    topic_prefix: str,
+    warehouse: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[NewPipeline]:
     """`new_pipeline(conninfo=…, publication="p", shaping={}, **tables_settings)`, also `slot`,
     `formats` (of kafka), `registry`: nothing is published yet. With a source, the slot is that of
-    the test's bridge."""
+    the test's bridge. Unless `parks`, what a table is refused for is raised, and nothing is done.
+    """
 
     made: list[Pipeline] = []
 
@@ -207,6 +230,8 @@ def new_pipeline(
         shaping: dict[str, Any] | None = None,
         formats: dict[str, Any] | None = None,
         registry: dict[str, Any] | None = None,
+        *,
+        parks: bool = False,
         **tables: Any,
     ) -> Pipeline:
         shaped = ShapingSettings.model_validate(shaping or {})
@@ -224,15 +249,11 @@ def new_pipeline(
             registry=RegistrySettings.model_validate(registry) if registry else None,
             shaping=shaped,
             tables=TablesSettings.model_validate(
-                {
-                    "warehouse": warehouse,
-                    "trigger_interval_ms": 200,
-                    # What is refused is raised; test_parked has the default.
-                    "on_refused_table": "stop",
-                }
-                | tables
+                {"warehouse": warehouse, "trigger_interval_ms": 200} | tables
             ),
         )
+        if not parks:
+            monkeypatch.setattr(Parking, "_park", _raise)
         publisher = Publisher(kafka.bootstrap_servers, topic_prefix, shaped)
         made.append(Pipeline(spark, settings, publisher))
         return made[-1]

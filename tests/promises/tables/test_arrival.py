@@ -256,7 +256,7 @@ def test_a_table_is_made_anew_of_all_partitions_that_were_read(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
 ) -> None:
     """A broker whose metadata lags shows some of them: no END counts what former epochs brought."""
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(ITEMS, HISTORY)
     with pipeline.publisher.transaction() as t:
         for number in range(6):
@@ -313,7 +313,7 @@ def test_a_dropped_table_is_not_filled_from_a_topic_that_is_shorter_now(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic was made again: it has rows, but not those that former epochs brought."""
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(ITEMS, HISTORY)
     with pipeline.publisher.transaction() as t:
         for number in range(6):

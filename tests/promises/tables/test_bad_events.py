@@ -98,7 +98,7 @@ def test_after_an_event_was_left_out_an_insert_replaces_the_row_of_its_key(
 ) -> None:
     if large:
         monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
-    pipeline = new_pipeline(on_dead_letter="report", on_bad_event="quarantine")
+    pipeline = new_pipeline(on_bad_event="quarantine")
     two_rows(pipeline)
     lose_a_delete(pipeline, refused=refused)
     pipeline.apply()
@@ -111,7 +111,7 @@ def test_after_an_event_was_left_out_an_insert_replaces_the_row_of_its_key(
 
 @pytest.mark.long
 def test_a_table_made_anew_remembers_what_kafka_has_refused(new_pipeline: NewPipeline) -> None:
-    pipeline = new_pipeline(on_dead_letter="report")
+    pipeline = new_pipeline(on_bad_event="quarantine")
     two_rows(pipeline)
     lose_a_delete(pipeline, refused=True)
     pipeline.apply()
@@ -191,7 +191,7 @@ def test_the_quarantine_keeps_its_events_and_few_snapshots_and_files(
 
 def test_a_table_with_more_events_than_are_counted_is_parked(new_pipeline: NewPipeline) -> None:
     """Somebody else has written a well-formed event into its topic."""
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(ITEMS, LOG)
     with pipeline.publisher.transaction() as t:
         t.insert(ITEMS, {"id": 1, "name": "good", "n": 1})

@@ -5,9 +5,8 @@ import json
 import random
 
 import pytest
-from pyspark.errors import PySparkException
 
-from schemas.errors import BadInput, ExitCode, OperatorNeeded
+from schemas.errors import BadInput, ExitCode, OperatorNeeded, SlotbridgeError
 from schemas.events import UNAVAILABLE
 from spark_consumers.failures import translated
 from tests.promises.tables.conftest import NewPipeline, Pipeline
@@ -241,7 +240,7 @@ def test_a_changed_key_without_its_out_of_line_value_is_refused(pipeline: Pipeli
     with publisher.transaction() as t:
         t.insert(ITEMS, item(1, body="long"))
         t.change_key(ITEMS, item(1), item(2, body=UNAVAILABLE))
-    with pytest.raises(PySparkException) as raised:
+    with pytest.raises(SlotbridgeError) as raised:
         pipeline.apply()
     error = translated(raised.value, "apply")
     assert isinstance(error, BadInput)
@@ -256,7 +255,7 @@ def test_a_value_that_does_not_fit_is_named_and_never_null(pipeline: Pipeline) -
     with publisher.transaction() as t:
         t.insert(ITEMS, item(7), partition=2)
         t.insert(ITEMS, {"id": "secret", "name": "n", "body": "b"}, partition=2)
-    with pytest.raises(PySparkException) as raised:
+    with pytest.raises(SlotbridgeError) as raised:
         pipeline.apply()
     error = translated(raised.value, "apply")
     assert error.exit_code == ExitCode.RECORD_REFUSED
@@ -322,7 +321,7 @@ def test_an_event_whose_fields_are_not_the_tables_is_refused(
     pipeline.publisher.announce(ITEMS)
     with pipeline.publisher.transaction() as t:
         t.insert(ITEMS, row, partition=1)
-    with pytest.raises(PySparkException) as raised:
+    with pytest.raises(SlotbridgeError) as raised:
         pipeline.apply()
     error = translated(raised.value, "apply")
     assert (error.exit_code, error.lsn) == (ExitCode.RECORD_REFUSED, pipeline.publisher.commit_lsn)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import SetupError
 from tests.promises.tables.conftest import NewPipeline, Pipeline
 from tests.promises.tables.kills import kill
 from tests.promises.tables.publisher import SourceTable
@@ -51,7 +50,7 @@ def ids(pipeline: Pipeline, name: str) -> list[int]:
 
 @pytest.mark.long
 def test_a_table_whose_new_columns_iceberg_refuses_is_parked(new_pipeline: NewPipeline) -> None:
-    pipeline = new_pipeline(on_refused_table="park", on_changed_type="new_column")
+    pipeline = new_pipeline(parks=True, on_changed_type="new_column")
     start(pipeline)
     pipeline.apply()
     change(pipeline, table(COLLIDES), id=2)
@@ -64,7 +63,7 @@ def test_a_table_whose_new_columns_iceberg_refuses_is_parked(new_pipeline: NewPi
 @pytest.mark.long
 def test_a_table_that_iceberg_refuses_to_make_is_parked(new_pipeline: NewPipeline) -> None:
     rules = {NAME: {"partition": ["bucket(4, n)"]}}
-    pipeline = new_pipeline(on_refused_table="park", rules=rules)
+    pipeline = new_pipeline(parks=True, rules=rules)
     start(pipeline, PARTED)
     pipeline.apply()
     assert "Iceberg refuses" in pipeline.runner.parking.tables[NAME].parked.reason
@@ -77,7 +76,7 @@ def test_a_column_that_iceberg_needs_is_not_dropped_and_parks_the_table(
     new_pipeline: NewPipeline, alter: str
 ) -> None:
     """Somebody has partitioned or sorted the table by it."""
-    pipeline = new_pipeline(on_refused_table="park", on_dropped_column="drop")
+    pipeline = new_pipeline(parks=True, on_dropped_column="drop")
     start(pipeline)
     pipeline.apply()
     pipeline.spark.sql(f"ALTER TABLE {pipeline.identifier('items')} {alter}")
@@ -93,8 +92,7 @@ def test_a_column_that_iceberg_needs_is_not_dropped_and_parks_the_table(
 def test_a_column_is_dropped_in_the_commit_that_brings_the_epoch(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    parks = {"on_refused_table": "park" if way == "park" else "stop"}
-    pipeline = new_pipeline(**parks, on_dropped_column="drop")
+    pipeline = new_pipeline(parks=way == "park", on_dropped_column="drop")
     start(pipeline)
     pipeline.apply()
     if way == "park":
@@ -133,15 +131,3 @@ def test_a_column_of_the_dropped_one_s_name_takes_its_place_in_the_same_commit(
     pipeline.apply()
     assert columns(pipeline) == [*SHORTER, "n"]
     assert [row.n for row in pipeline.rows("items")] == [None, None, "three"]
-
-
-@pytest.mark.long
-def test_a_change_that_iceberg_refuses_stops_all_where_that_is_wanted(
-    new_pipeline: NewPipeline,
-) -> None:
-    pipeline = new_pipeline(on_changed_type="new_column")
-    start(pipeline)
-    pipeline.apply()
-    change(pipeline, table(COLLIDES), id=2)
-    with pytest.raises(SetupError, match="Iceberg refuses"):
-        pipeline.apply()

@@ -128,7 +128,6 @@ def test_a_catalog_that_is_down_is_unreachable(
         lambda: list(away.maintain()),
         lambda: list(away.epochs()),
         lambda: list(away.rebuild(["public.a"])),
-        lambda: list(away.unpark(["public.a"])),
         lambda: list(away.tag(1)),
     ):
         assert ended(work) == ExitCode.SERVER_UNREACHABLE

@@ -128,7 +128,7 @@ def test_a_transaction_that_adds_the_column_and_a_rebuild(pipeline: Pipeline) ->
     as_of_equal(pipeline)
     table = catalog.load(pipeline.spark, pipeline.identifier("items"))
     assert catalog.FILLS not in catalog.properties(table)
-    catalog.set_property(table, catalog.REBUILD, "now")
+    assert [*Operator(pipeline.spark, pipeline.settings).rebuild(["public.items"])]
     pipeline.restart()
     with pipeline.publisher.transaction() as t:
         t.insert(WIDE, {"id": 7, "name": "7", "c": 7, "d": None})
@@ -238,7 +238,7 @@ def test_sums_of_a_column_count_what_rows_got(new_pipeline: NewPipeline) -> None
 
 @pytest.mark.long
 def test_a_parked_table_gets_it_under_the_column_s_later_name(new_pipeline: NewPipeline) -> None:
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     start(pipeline)
     pipeline.publisher.reshape(WIDE)
     with pipeline.publisher.transaction() as t:
@@ -251,7 +251,7 @@ def test_a_parked_table_gets_it_under_the_column_s_later_name(new_pipeline: NewP
         t.insert(renamed, {"id": 5, "name": "5", "c": 2**40, "e": None})
     pipeline.apply()
     changed(pipeline, on_bad_event="quarantine")
-    assert [*Operator(pipeline.spark, pipeline.settings).unpark(["public.items"])]
+    assert [*Operator(pipeline.spark, pipeline.settings).rebuild(["public.items"])]
     with pipeline.publisher.transaction() as t:
         t.insert(renamed, {"id": 6, "name": "6", "c": 6, "e": "e"})
     assert not pipeline.apply().refused

@@ -171,7 +171,7 @@ def read_again(pipeline: Pipeline) -> None:
     list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.large"]))
     pipeline.stream()
     assert pipeline.rows("large") == before
-    assert not pipeline.runner.states["public.large"].rebuild
+    assert not pipeline.runner.states["public.large"].note.rebuild
 
 
 @pytest.mark.long

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.errors import PySparkException
 from structlog.testing import capture_logs
 
-from schemas.errors import BadInput, OperatorNeeded, Retryable
+from schemas.errors import BadInput, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import UNAVAILABLE
 from spark_consumers.epochs.stage import INDEXES
 from spark_consumers.failures import translated
@@ -300,7 +299,7 @@ def test_a_value_that_does_not_fit_is_named(pipeline: Pipeline) -> None:
     filled(pipeline)
     with pipeline.publisher.transaction() as t:
         t.update(ITEMS, {"id": "one", "v": "c"})
-    with pytest.raises(PySparkException) as caught:
+    with pytest.raises(SlotbridgeError) as caught:
         pipeline.apply()
     failure = translated(caught.value, "apply an epoch")
     assert isinstance(failure, BadInput)

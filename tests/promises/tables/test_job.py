@@ -289,7 +289,7 @@ def test_a_small_topic_that_was_made_again_is_refused(
     new_pipeline: NewPipeline, topic: Callable[[str], str], *, restart: bool
 ) -> None:
     """The command ends: no table is parked for it, as none is at fault."""
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(THREE)
     insert(pipeline, THREE, 1)
     pipeline.apply()

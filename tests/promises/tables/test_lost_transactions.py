@@ -19,7 +19,7 @@ from tests.promises.tables.test_without_record import (
     delete_before,
     delete_before_end,
     every,
-    properties,
+    lacks,
     without_epochs,
 )
 from tests.providers.waiting import eventually
@@ -65,7 +65,7 @@ def test_what_nobody_has_counted_of_a_table_that_is_parked_is_not_judged(
     new_pipeline: NewPipeline, lost: str
 ) -> None:
     """It is parked by a rule, before the epoch looks whose events were counted."""
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(*TABLES)
     every(pipeline, 1)
     pipeline.apply()
@@ -96,12 +96,12 @@ def test_what_nobody_has_counted_of_a_table_that_is_parked_is_not_judged(
         pipeline.apply()
     pipeline.restart()
     pipeline.set_tables(rules={})
-    assert list(Operator(pipeline.spark, pipeline.settings).unpark(["public.first"]))
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.first"]))
     every(pipeline, 9)
     assert not pipeline.apply().refused
     there = [1, 4, 9] if lost == "beside a quiet table" else [1, 3, 9]
     assert [row.id for row in pipeline.rows("first")] == there
-    assert catalog.LACKS in properties(pipeline, TABLES[0])
+    assert lacks(pipeline, TABLES[0])
 
 
 def lose_last_transactions(pipeline: Pipeline) -> int:

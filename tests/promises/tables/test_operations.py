@@ -102,8 +102,9 @@ def test_a_table_is_made_anew_from_kafka_while_the_old_one_is_there(
     moves = len(pipeline.rows("moves"))
     for name in ("accounts", "moves"):
         pipeline.spark.sql(f"DELETE FROM {pipeline.identifier(name)} WHERE b = 1")
-        table = catalog.load(pipeline.spark, pipeline.identifier(name))
-        catalog.set_property(table, catalog.REBUILD, "asked")
+    assert list(
+        Operator(pipeline.spark, pipeline.settings).rebuild(["public.accounts", "public.moves"])
+    )
     pipeline.restart()
     with pipeline.publisher.transaction() as t:
         t.insert(ACCOUNTS, {"id": 50, "b": 1, "v": 1})
@@ -148,16 +149,12 @@ def test_nothing_is_asked_of_tables_where_one_name_is_refused(pipeline: Pipeline
     operator, asked = Operator(pipeline.spark, pipeline.settings), ["public.accounts"]
 
     def marked() -> list[str]:
-        properties = (
-            (name, catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(name))))
-            for name in TABLES
-        )
-        return [f"public.{name}" for name, found in properties if catalog.REBUILD in found]
+        return [f"public.{name}" for name in TABLES if pipeline.note(name).rebuild]
 
     with pytest.raises(SettingsError, match=r"no Iceberg table of public\.nowhere"):
         list(operator.rebuild([*asked, "public.nowhere"]))
     assert marked() == []
-    assert list(operator.rebuild([*asked, *asked])) == asked
+    assert list(operator.rebuild(asked)) == [(name, True) for name in asked]
     with pytest.raises(SettingsError, match=r"public\.moves is not being rebuilt"):
         list(operator.cancel_rebuild([*asked, "public.moves"]))
     assert marked() == asked
@@ -182,7 +179,7 @@ def test_a_rebuild_that_run_can_not_bring_is_refused(new_pipeline: NewPipeline) 
         with pytest.raises(SettingsError, match=problem):
             list(operator.rebuild(["public.moves", name]))
     found = Operator(pipeline.spark, pipeline.settings)._tables.states(pipeline.spark)
-    assert not [name for name, state in found.items() if state.rebuild]
+    assert not [name for name, state in found.items() if state.note.rebuild]
 
 
 def test_maintenance_leaves_rows_and_tags_and_few_files(

@@ -1,6 +1,5 @@
 """A table that is refused is parked: the others go on, and it comes back to them."""
 
-import json
 import urllib.request
 from collections.abc import Callable
 
@@ -13,12 +12,13 @@ from services.testbed.ports import free_port
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.table_note import Parked
 from spark_consumers.operations import Operator
 from spark_consumers.restore.restoration import restore
 from spark_consumers.status import read_run_status
 from spark_consumers.verify.as_of import verify_as_of
 from tests.marks import long_but
-from tests.promises.tables.conftest import NewPipeline, Pipeline
+from tests.promises.tables.conftest import NewPipeline, Pipeline, mark_incomplete
 from tests.promises.tables.kills import SEAMS, Seam, kill
 from tests.promises.tables.publisher import SourceTable, Transaction
 from tests.promises.tables.test_job import Running
@@ -48,15 +48,15 @@ def record(pipeline: Pipeline) -> EpochRecord:
     return found
 
 
-def properties(pipeline: Pipeline, table: str = "bad") -> dict[str, str]:
-    return catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(table)))
+def noted(pipeline: Pipeline, table: str = "bad") -> Parked | None:
+    """Why a table is parked, as a reader of the Iceberg table sees it."""
+    return pipeline.note(table).parked
 
 
-def noted(pipeline: Pipeline, table: str = "bad") -> dict[str, object] | None:
-    """The note that a reader of the Iceberg table sees."""
-    note = properties(pipeline, table).get(catalog.PARKED, "null")
-    found: dict[str, object] | None = json.loads(note)
-    return found
+def incomplete(pipeline: Pipeline, table: str = "bad") -> str:
+    """Why a table is incomplete, as a reader of the Iceberg table sees it; "" if it is not."""
+    found = pipeline.note(table).incomplete
+    return found.why if found else ""
 
 
 def changed(pipeline: Pipeline, **tables: object) -> None:
@@ -81,14 +81,14 @@ def found_again(pipeline: Pipeline, commit_lsn: int, number: int) -> None:
         t.insert(BAD, {"id": number, "v": "v"}, commit_lsn=commit_lsn, seq=1_000)
 
 
-def unpark(pipeline: Pipeline) -> None:
-    assert list(Operator(pipeline.spark, pipeline.settings).unpark([NAME])) == [NAME]
+def rebuild(pipeline: Pipeline, *, anew: bool = False) -> None:
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME])) == [(NAME, anew)]
 
 
 @pytest.fixture
 def pipeline(new_pipeline: NewPipeline) -> Pipeline:
     """With the setting's default; both tables have row 1."""
-    made = new_pipeline(on_refused_table="park")
+    made = new_pipeline(parks=True)
     made.publisher.announce(GOOD, BAD)
     both(made, 1)
     made.apply()
@@ -110,7 +110,7 @@ def dead_letter(t: Transaction) -> None:
 REFUSALS: dict[str, tuple[Callable[[Transaction], None], dict[str, object], str]] = {
     "value": (bad_value, {"on_bad_event": "quarantine"}, "column id has a value"),
     "record": (no_event, {"on_bad_event": "quarantine"}, "is not an event of a table"),
-    "dead letter": (dead_letter, {"on_dead_letter": "report"}, "Kafka has refused an event"),
+    "dead letter": (dead_letter, {"on_bad_event": "quarantine"}, "Kafka has refused an event"),
 }
 
 
@@ -139,7 +139,7 @@ def test_the_others_go_on_and_a_parked_table_comes_back_with_all_that_it_lacks(
     assert epoch.parked[NAME].events == 3
     note = noted(pipeline)
     assert note is not None
-    assert (note["commit_lsn"], note["at_lsn"]) == (first, refused_at)
+    assert (note.commit_lsn, note.at_lsn) == (first, refused_at)
     tag = catalog.tag_name(epoch.commit_lsn)
     operator = Operator(pipeline.spark, pipeline.settings)
     assert list(operator.tag(epoch.commit_lsn)) == [(pipeline.identifier("good"), tag)]
@@ -152,13 +152,15 @@ def test_the_others_go_on_and_a_parked_table_comes_back_with_all_that_it_lacks(
     assert "there is no Iceberg table" in unjudged[1].not_judged
     with pytest.raises(OperatorNeeded, match=r"is parked.*as of"):
         restore(pipeline.spark, pipeline.settings, epoch.commit_lsn, "", dry_run=True)
-    unpark(pipeline)
+    rebuild(pipeline)
     changed(pipeline, **remedy)
     with pipeline.publisher.transaction() as t:
         t.insert(GOOD, {"id": 5, "v": "5"})
     pipeline.apply()
     assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3, 4, 5], [1, 3, 4])
     assert noted(pipeline) is None
+    assert "1 of its events" in incomplete(pipeline)
+    assert incomplete(pipeline, "good") == ""
     assert sorted(record(pipeline).tables) == [NAME, "public.good"]
     both(pipeline, 6)
     pipeline.apply()
@@ -173,7 +175,7 @@ def test_a_table_that_is_refused_again_stays_parked(pipeline: Pipeline) -> None:
     before = noted(pipeline)
     both(pipeline, 2)
     pipeline.apply()
-    unpark(pipeline)
+    rebuild(pipeline)
     with pipeline.publisher.transaction() as t:
         t.insert(GOOD, {"id": 3, "v": "3"})
     pipeline.apply()  # it is seen after this one
@@ -185,11 +187,11 @@ def test_a_table_that_is_refused_again_stays_parked(pipeline: Pipeline) -> None:
     assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3, 4, 5], [1])
     after = noted(pipeline)
     assert before and after
-    assert after["at_ms"] != before["at_ms"]
-    assert after["commit_lsn"] == before["commit_lsn"]
+    assert after.at_ms != before.at_ms
+    assert after.commit_lsn == before.commit_lsn
     assert record(pipeline).parked[NAME].events == 4
     changed(pipeline, on_bad_event="quarantine")
-    unpark(pipeline)
+    rebuild(pipeline)
     both(pipeline, 6)
     pipeline.apply()
     assert ids(pipeline, "bad") == [1, 2, 4, 5, 6]
@@ -206,7 +208,7 @@ def test_a_change_of_shape_that_is_not_followed_parks_the_table(pipeline: Pipeli
         t.update(CHANGED, {"id": 1, "v": 8})
     pipeline.apply()
     changed(pipeline, on_changed_type="new_column")
-    unpark(pipeline)
+    rebuild(pipeline)
     with pipeline.publisher.transaction() as t:
         t.insert(GOOD, {"id": 3, "v": "3"})
     pipeline.apply()
@@ -221,7 +223,7 @@ def test_a_table_whose_rule_was_changed_is_parked(pipeline: Pipeline) -> None:
     both(pipeline, 2)
     assert "its rule says" in pipeline.apply().refused[NAME]
     assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2], [1])
-    unpark(pipeline)
+    rebuild(pipeline)
     changed(pipeline, rules={})
     both(pipeline, 3)
     pipeline.apply()
@@ -245,7 +247,7 @@ def test_the_remedy_of_a_table_without_a_key_that_is_updated(
         t.delete(full, row)
     assert f"{name} has no key, and rows of it are updated" in pipeline.apply().refused[name]
     remedy = record(pipeline).parked[name].parked.remedy
-    steps = [f"{{{name}: {{kind: changelog}}}}", "stop", "drop", "start", f"unpark --table {name}"]
+    steps = [f"{{{name}: {{kind: changelog}}}}", "stop", "drop", "start"]
     places = [remedy.index(step) for step in steps]
     assert places == sorted(places)
     with pytest.raises(OperatorNeeded) as raised:
@@ -255,11 +257,6 @@ def test_the_remedy_of_a_table_without_a_key_that_is_updated(
     pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('full')}")
     both(pipeline, 2)
     assert not pipeline.apply().refused
-    if name in record(pipeline).parked:
-        assert list(Operator(pipeline.spark, pipeline.settings).unpark([name])) == [name]
-        pipeline.restart()
-        both(pipeline, 3)
-        assert not pipeline.apply().refused
     assert not record(pipeline).parked
     assert [row._op for row in pipeline.spark.table(pipeline.identifier("full")).collect()] == [
         *("c", "d")
@@ -267,24 +264,30 @@ def test_the_remedy_of_a_table_without_a_key_that_is_updated(
 
 
 @pytest.mark.long
-def test_a_table_whose_events_kafka_lacks_is_parked_and_counted_when_it_returns(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("found", [False, True])
+@pytest.mark.parametrize("how", long_but("rebuild", ["rebuild", "drop"]))
+def test_a_table_whose_events_kafka_has_lost_returns_without_them_and_says_so(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, how: str, *, found: bool
 ) -> None:
+    """Unless they have come after all; what is lost later parks the table again."""
     monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
     lost_at = lost(pipeline, 2, 3)
-    unpark(pipeline)
+    both(pipeline, 4)
+    pipeline.apply()
+    assert record(pipeline).parked[NAME].parked.missing == 1
+    if found:
+        found_again(pipeline, lost_at, 3)
+    if how == "rebuild":
+        rebuild(pipeline)
+    else:
+        pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('bad')} PURGE")
     pipeline.restart()
-    with pipeline.publisher.transaction() as t:
-        t.insert(GOOD, {"id": 4, "v": "4"})
-    assert "Kafka lacks 1 events" in pipeline.apply().refused[NAME], "it still lacks the event"
-    assert ids(pipeline, "bad") == [1]
-    found_again(pipeline, lost_at, 3)
-    unpark(pipeline)
-    pipeline.restart()
-    with pipeline.publisher.transaction() as t:
-        t.insert(GOOD, {"id": 5, "v": "5"})
+    both(pipeline, 5)
     assert not pipeline.apply().refused
-    assert ids(pipeline, "bad") == [1, 2, 3]
+    assert ids(pipeline, "bad") == ([1, 2, 3, 4, 5] if found else [1, 2, 4, 5])
+    assert incomplete(pipeline) == ("" if found else "Kafka lacks 1 of its events")
+    lost(pipeline, 6, 7)
+    assert noted(pipeline)
 
 
 @pytest.mark.long
@@ -309,7 +312,9 @@ def test_a_table_is_not_parked_for_events_that_a_hanging_transaction_may_still_b
 
 
 @pytest.mark.long
-def test_a_table_that_never_was_made_is_parked_and_made_later(pipeline: Pipeline) -> None:
+def test_a_table_that_never_was_made_is_parked_and_made_by_a_later_start(
+    pipeline: Pipeline,
+) -> None:
     other = SourceTable("other", {"id": ("int4", -1), "v": ("int4", -1)})
     pipeline.publisher.announce(other)
     changed(pipeline, rules={"public.other": TableRule(exclude=("id",))})
@@ -317,18 +322,16 @@ def test_a_table_that_never_was_made_is_parked_and_made_later(pipeline: Pipeline
         t.insert(other, {"id": 1, "v": 1})
         t.insert(GOOD, {"id": 2, "v": "2"})
     assert "public.other" in pipeline.apply().refused
-    pipeline.restart()
     both(pipeline, 3)
-    pipeline.apply()
+    assert not pipeline.apply().refused, "once a start"
     assert record(pipeline).parked["public.other"].place is None
     operator = Operator(pipeline.spark, pipeline.settings)
-    assert list(operator.unpark(["public.other"]))
+    with pytest.raises(SettingsError, match=r"no Iceberg table of public\.other"):
+        list(operator.rebuild(["public.other"]))
     changed(pipeline, rules={})
     both(pipeline, 4)
     pipeline.apply()
     assert ids(pipeline, "other") == [1]
-    with pytest.raises(SettingsError, match=r"public\.other is not parked"):
-        list(operator.unpark(["public.other"]))
 
 
 @pytest.mark.long
@@ -354,7 +357,7 @@ def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
     assert (ids(pipeline, "good"), ids(pipeline, "bad")) == ([1, 2, 3], [1])
     assert record(pipeline).parked[NAME].events == 2
     changed(pipeline, on_bad_event="quarantine")
-    unpark(pipeline)
+    rebuild(pipeline)
     both(pipeline, 4)
     if returning:
         killed()
@@ -365,68 +368,20 @@ def test_a_kill_while_a_table_is_parked_or_returns_changes_nothing(
 
 
 @pytest.mark.long
-def test_a_parked_table_is_made_anew_by_a_rebuild(pipeline: Pipeline) -> None:
+def test_a_parked_table_returns_though_nothing_comes(pipeline: Pipeline) -> None:
     with pipeline.publisher.transaction() as t:
         bad_value(t)
     pipeline.apply()
     changed(pipeline, on_bad_event="quarantine")
-    assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME])) == [NAME]
+    rebuild(pipeline)
+    pipeline.stream(once=True)
+    assert ids(pipeline, "bad") == [1], "it needs no transaction"
+    assert noted(pipeline) is None
     both(pipeline, 2)
     pipeline.apply()
     assert ids(pipeline, "bad") == [1, 2]
     assert noted(pipeline) is None
     assert not record(pipeline).parked
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["rebuild", "drop"])
-def test_a_rebuild_or_a_drop_does_not_hide_the_events_that_kafka_lacks(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
-    lost_at = lost(pipeline, 2, 3)
-    both(pipeline, 4)
-    pipeline.apply()
-    if how == "rebuild":
-        assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME])) == [NAME]
-    else:
-        pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('bad')} PURGE")
-    pipeline.restart()
-    both(pipeline, 5)
-    assert "Kafka lacks 1 events" in pipeline.apply().refused[NAME]
-    assert ids(pipeline, "bad") == ([1] if how == "rebuild" else [])
-    note = noted(pipeline)
-    assert note is not None
-    assert "rebuild the table" not in str(note["remedy"])
-    found_again(pipeline, lost_at, 3)
-    unpark(pipeline)
-    pipeline.restart()
-    both(pipeline, 6)
-    assert not pipeline.apply().refused
-    assert ids(pipeline, "bad") == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.long
-def test_a_table_left_out_for_an_epoch_returns_without_what_kafka_has_lost_and_says_so(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
-    lost(pipeline, 2, 3)
-    changed(pipeline, tables=["public.good"])
-    both(pipeline, 4)
-    pipeline.apply()
-    changed(pipeline, tables=[])
-    both(pipeline, 5)
-    pipeline.apply()
-    assert ids(pipeline, "bad") == [1], "it is still parked"
-    unpark(pipeline)
-    pipeline.restart()
-    both(pipeline, 6)
-    with structlog.testing.capture_logs() as told:
-        pipeline.apply()
-    assert "not judged: whether Kafka has all" in " ".join(line["event"] for line in told)
-    assert ids(pipeline, "bad") == [1, 2, 4, 5, 6]
-    assert catalog.LACKS in properties(pipeline)
 
 
 @pytest.mark.long
@@ -443,11 +398,11 @@ def test_a_table_that_the_settings_left_out_returns_uncounted_and_says_so(
     both(pipeline, 3)
     with structlog.testing.capture_logs() as told:
         assert not pipeline.apply().refused
-    lines = [line for line in told if "not judged: whether Kafka has all" in line["event"]]
-    assert [line["tables"] for line in lines] == [NAME]
+    lines = [line for line in told if "a table is incomplete" in line["event"]]
+    assert [line["table"] for line in lines] == [NAME]
     assert ids(pipeline, "bad") == [1, 2, 3]
-    assert catalog.LACKS in properties(pipeline)
-    assert catalog.LACKS not in properties(pipeline, "good")
+    assert "nobody has counted" in incomplete(pipeline)
+    assert incomplete(pipeline, "good") == ""
 
 
 @pytest.mark.long
@@ -455,33 +410,29 @@ def test_dead_letters_of_a_parked_table_are_known_when_it_returns(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
-    pipeline = new_pipeline(on_refused_table="park", on_dead_letter="report")
+    pipeline = new_pipeline(parks=True, on_bad_event="quarantine")
     pipeline.publisher.announce(GOOD, BAD)
     both(pipeline, 1)
     pipeline.apply()
-    found_lsn = lost(pipeline, 2, 3)
+    lost(pipeline, 2, 3)
     with pipeline.publisher.transaction() as t:
         t.insert(GOOD, {"id": 4, "v": "4"})
         dead_letter(t)
     pipeline.apply()
+    rebuild(pipeline)
     both(pipeline, 5)
-    pipeline.apply()
-    found_again(pipeline, found_lsn, 3)
-    unpark(pipeline)
-    both(pipeline, 6)
     pipeline.apply()  # the request is seen after this one, without a restart
-    both(pipeline, 7)
+    both(pipeline, 6)
     assert not pipeline.apply().refused
-    assert ids(pipeline, "bad") == [1, 2, 3, 5, 6, 7]
+    assert ids(pipeline, "bad") == [1, 2, 5, 6]
     assert noted(pipeline) is None
 
 
 @pytest.mark.long
-def test_a_table_goes_on_without_dead_letters_once_an_operator_accepts_them(
+def test_a_table_goes_on_without_dead_letters_that_an_operator_knows_of(
     pipeline: Pipeline,
 ) -> None:
     """Those of which the last epoch before the command knows, and no later ones."""
-    operator = Operator(pipeline.spark, pipeline.settings)
 
     def letter(number: int) -> None:
         with pipeline.publisher.transaction() as t:
@@ -492,57 +443,53 @@ def test_a_table_goes_on_without_dead_letters_once_an_operator_accepts_them(
     assert NAME in pipeline.apply().refused
     note = noted(pipeline)
     assert note is not None
-    assert f"slottables unpark --table {NAME} --accept-dead-letters" in str(note["remedy"])
-    assert "rebuild" not in str(note["remedy"])
-    both(pipeline, 3)
-    pipeline.apply()
-    assert list(operator.unpark([NAME], accept_dead_letters=True)) == [NAME]
+    assert f"slottables rebuild --table {NAME}" in note.remedy
+    rebuild(pipeline)
     pipeline.runner.look_for_requests()
-    letter(4)
+    letter(3)
     assert NAME in pipeline.apply().refused, "nobody knew of this one"
     assert record(pipeline).parked[NAME].parked.at_lsn == pipeline.publisher.commit_lsn
-    assert ids(pipeline, "bad") == [1]
-    assert catalog.LACKS not in properties(pipeline)
-    unpark(pipeline)
-    both(pipeline, 5)
-    pipeline.apply()
-    both(pipeline, 6)
-    assert NAME in pipeline.apply().refused, "what was accepted holds for one return"
-    assert list(operator.unpark([NAME], accept_dead_letters=True)) == [NAME]
+    assert (ids(pipeline, "bad"), incomplete(pipeline)) == ([1], "")
+    rebuild(pipeline)
     pipeline.restart()
-    both(pipeline, 7)
+    both(pipeline, 4)
     report = pipeline.apply()
     assert (report.refused, report.dead_letters) == ({}, 2)
-    assert ids(pipeline, "bad") == [1, 3, 5, 6, 7]
+    assert ids(pipeline, "bad") == [1, 4]
     assert noted(pipeline) is None
-    assert catalog.LACKS in properties(pipeline)
-    letter(8)
+    assert incomplete(pipeline) == "Kafka has refused 2 of its events"
+    letter(5)
     assert NAME in pipeline.apply().refused
 
 
 @pytest.mark.long
-def test_a_rebuild_of_a_table_with_dead_letters_waits_for_an_operator_to_accept_them(
-    pipeline: Pipeline,
+@pytest.mark.parametrize("of_kafka", long_but(False, [False, True]))
+def test_a_rebuild_ends_the_flag_of_what_kafka_has_and_no_other(
+    pipeline: Pipeline, *, of_kafka: bool
 ) -> None:
-    operator = Operator(pipeline.spark, pipeline.settings)
-    with pipeline.publisher.transaction() as t:
-        t.insert(BAD, {"id": 2, "v": "2"})
-        dead_letter(t)
-    pipeline.apply()
-    pipeline.spark.sql(f"DELETE FROM {pipeline.identifier('bad')} WHERE id = 1")
-    assert list(operator.rebuild([NAME])) == [NAME]
+    mark_incomplete(pipeline, "bad", of_kafka=of_kafka)
+    rebuild(pipeline, anew=True)
     pipeline.restart()
-    both(pipeline, 3)
-    assert "Kafka has refused an event" in pipeline.apply().refused[NAME]
-    assert catalog.REBUILD in properties(pipeline)
-    assert list(operator.unpark([NAME], accept_dead_letters=True)) == [NAME]
-    pipeline.runner.look_for_requests()
-    both(pipeline, 4)
-    assert not pipeline.apply().refused
-    assert ids(pipeline, "bad") == [1, 2, 3, 4]
-    assert catalog.REBUILD not in properties(pipeline)
-    assert catalog.LACKS in properties(pipeline)
-    assert not record(pipeline).parked
+    while pipeline.runner.works_alone:
+        pipeline.step()
+    assert bool(incomplete(pipeline)) == of_kafka
+    assert pipeline.note("bad").state == "following"
+
+
+@pytest.mark.long
+def test_a_rebuild_is_incomplete_where_an_event_is_still_bad(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(parks=True, on_bad_event="quarantine")
+    pipeline.publisher.announce(GOOD, BAD)
+    both(pipeline, 1)
+    with pipeline.publisher.transaction() as t:
+        bad_value(t)
+    pipeline.apply()
+    rebuild(pipeline, anew=True)
+    pipeline.restart()
+    while pipeline.runner.works_alone:
+        pipeline.step()
+    assert incomplete(pipeline) == "1 of its events are in _quarantine"
+    assert ids(pipeline, "bad") == [1]
 
 
 @pytest.mark.long
@@ -557,7 +504,7 @@ def test_a_dropped_table_that_is_refused_when_it_is_filled_returns_with_all_rows
     both(pipeline, 2)
     pipeline.apply()
     changed(pipeline, on_bad_event="quarantine")
-    unpark(pipeline)
+    rebuild(pipeline)
     both(pipeline, 3)
     pipeline.apply()
     assert ids(pipeline, "bad") == [1, 2, 3]
@@ -566,7 +513,7 @@ def test_a_dropped_table_that_is_refused_when_it_is_filled_returns_with_all_rows
 def parked_with_sums(new_pipeline: NewPipeline) -> Pipeline:
     """A parked table with the row 1, and its sums by `v`, which are parked with it."""
     sums = {"totals": {"source": NAME, "group_by": ["v"], "sums": {"total": "id"}}}
-    pipeline = new_pipeline(on_refused_table="park", sums=sums)
+    pipeline = new_pipeline(parks=True, sums=sums)
     pipeline.publisher.announce(GOOD, BAD)
     both(pipeline, 1)
     pipeline.apply()
@@ -583,10 +530,10 @@ def test_sums_stay_and_return_with_their_parked_source(new_pipeline: NewPipeline
     pipeline.apply()
     note = noted(pipeline, "totals")
     assert note is not None
-    assert NAME in str(note["reason"])
+    assert NAME in note.reason
     assert list(record(pipeline).tables) == ["public.good"]
     changed(pipeline, on_bad_event="quarantine")
-    unpark(pipeline)
+    rebuild(pipeline)
     both(pipeline, 3)
     pipeline.apply()
     rows = pipeline.spark.table(pipeline.identifier("totals")).collect()
@@ -601,7 +548,7 @@ def test_sums_that_the_settings_leave_out_while_they_are_parked_are_parked_no_mo
     pipeline = parked_with_sums(new_pipeline)
     assert [*record(pipeline).parked] == [NAME, "sums of totals"]
     changed(pipeline, on_bad_event="quarantine", sums={})
-    unpark(pipeline)
+    rebuild(pipeline)
     both(pipeline, 2)
     pipeline.apply()
     assert record(pipeline).parked == {}
@@ -613,7 +560,7 @@ def test_a_run_tells_of_parked_tables_and_does_not_end_as_if_all_were_well(
     new_pipeline: NewPipeline,
 ) -> None:
     port = free_port()
-    pipeline = new_pipeline(on_refused_table="park", http_port=port)
+    pipeline = new_pipeline(parks=True, http_port=port)
     pipeline.publisher.announce(GOOD, BAD)
     both(pipeline, 1)
     with pipeline.publisher.transaction() as t:
@@ -630,7 +577,7 @@ def test_a_run_tells_of_parked_tables_and_does_not_end_as_if_all_were_well(
     running.sound()
     assert "column id has a value" in status.parked[NAME]["reason"]
     changed(pipeline, http_port=None)
-    with pytest.raises(OperatorNeeded, match=r"the table is parked.*slottables unpark --table"):
+    with pytest.raises(OperatorNeeded, match=r"the table is parked.*slottables rebuild --table"):
         pipeline.stream(once=True)
 
 
@@ -660,7 +607,7 @@ def test_a_table_whose_key_has_changed_returns_with_rows_behind_a_truncate(
     with pipeline.publisher.transaction() as t:
         t.update(other, {"id": 44, "v": "4"})
     pipeline.apply()
-    unpark(pipeline)
+    rebuild(pipeline)
     pipeline.restart()
     with pipeline.publisher.transaction() as t:
         t.insert(GOOD, {"id": 6, "v": "6"})

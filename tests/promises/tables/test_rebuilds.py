@@ -4,6 +4,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ import structlog
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from schemas.errors import OperatorNeeded, SettingsError
+from schemas.errors import SettingsError
 from spark_consumers.audit.cut import Cuts
 from spark_consumers.epochs import epoch_runner, publication, rebuilds, stage
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.publication import TableCommit
-from spark_consumers.iceberg import catalog, staging
+from spark_consumers.iceberg import catalog, commits, staging
+from spark_consumers.iceberg.table_note import TableNote
 from spark_consumers.operations import Operator
 from tests.promises.tables.conftest import NewPipeline, Pipeline
 from tests.promises.tables.kills import kill
@@ -90,7 +92,7 @@ def damage(pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 
 def ask(pipeline: Pipeline) -> None:
-    assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME])) == [NAME]
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME])) == [(NAME, True)]
     pipeline.runner.look_for_requests()
 
 
@@ -99,12 +101,14 @@ def tell(pipeline: Pipeline, number: int) -> None:
         t.insert(LOG, {"n": number})
 
 
-def properties(pipeline: Pipeline) -> dict[str, str]:
-    return catalog.properties(catalog.load(pipeline.spark, pipeline.identifier("items")))
-
-
 def asked(pipeline: Pipeline) -> bool:
-    return catalog.REBUILD in properties(pipeline)
+    return pipeline.note("items").rebuild is not None
+
+
+def begun(pipeline: Pipeline) -> bool:
+    """Whether a part of the rebuild is done."""
+    rebuild = pipeline.note("items").rebuild
+    return rebuild is not None and rebuild.offsets is not None
 
 
 def record(pipeline: Pipeline) -> EpochRecord:
@@ -121,10 +125,11 @@ def delete_topic(pipeline: Pipeline, topic: str) -> None:
     )
 
 
-def require_done(pipeline: Pipeline) -> None:
+def require_done(pipeline: Pipeline, *, quarantined: bool = False) -> None:
     """Nothing of the rebuild is left, and the record has the table as readers have it."""
     table = catalog.load(pipeline.spark, pipeline.identifier("items"))
-    assert not {catalog.REBUILD, catalog.REBUILD_NOTE} & set(catalog.properties(table))
+    note = pipeline.note("items")
+    assert (note.state, note.incomplete is not None) == ("following", quarantined)
     assert [n for n in catalog.ref_names(table) if n.startswith("slotbridge_")] == []
     last = record(pipeline)
     assert last.tables[NAME].snapshot == catalog.snapshot_id(table)
@@ -329,18 +334,18 @@ def test_a_restart_goes_on_where_the_rebuild_was(pipeline: Pipeline) -> None:
     ask(pipeline)
     pipeline.step()
     pipeline.step()
-    note = properties(pipeline)[catalog.REBUILD_NOTE]
-    assert asked(pipeline)
+    note = pipeline.note("items")
+    assert begun(pipeline)
     pipeline.restart()
     with structlog.testing.capture_logs() as told:
         pipeline.step()
     events = [line["event"] for line in told]
     assert "a rebuild goes on" in events
     assert "a rebuild begins" not in events
-    assert properties(pipeline).get(catalog.REBUILD_NOTE) != note
+    assert pipeline.note("items") != note
     # Another request than the note's: what there is of the former rebuild does not count.
-    table = catalog.load(pipeline.spark, pipeline.identifier("items"))
-    catalog.set_property(table, catalog.REBUILD, "another")
+    place = pipeline.identifier("items")
+    commits.change_note(pipeline.spark, place, None, lambda note: note.ask("another", 0))
     pipeline.restart()
     with structlog.testing.capture_logs() as told:
         finish(pipeline)
@@ -472,13 +477,24 @@ def park(pipeline: Pipeline) -> None:
         t.raw(ITEMS, "no JSON")
         t.insert(LOG, {"n": 1})
     assert NAME in pipeline.apply().refused
+    distrust(pipeline)
     set_aside_bad_events(pipeline)
+
+
+def distrust(pipeline: Pipeline) -> None:
+    """Let the parked table's rows be such as those of a table that was rolled back."""
+
+    def change_of(note: TableNote) -> TableNote:
+        assert note.parked
+        return note.park(replace(note.parked, anew=True))
+
+    commits.change_note(pipeline.spark, pipeline.identifier("items"), None, change_of)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_parked_table_that_has_nothing_yet(new_pipeline: NewPipeline, epochs: int) -> None:
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(ITEMS, LOG)
     for number in range(epochs):
         tell(pipeline, number)
@@ -488,57 +504,13 @@ def test_a_parked_table_that_has_nothing_yet(new_pipeline: NewPipeline, epochs: 
         t.insert(ITEMS, {"id": 1, "g": 1, "v": "v"})
         t.insert(LOG, {"n": 9})
     assert NAME in pipeline.apply().refused
+    distrust(pipeline)
     set_aside_bad_events(pipeline)
     ask(pipeline)
     finish(pipeline)
     assert {row.id for row in pipeline.rows("items")} == {1}
     assert not record(pipeline).parked
-    require_done(pipeline)
-
-
-@pytest.mark.long
-def test_a_rebuild_whose_table_has_another_shape_since_begins_anew(
-    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its branch has all that it is to have, but the table is refused and parked again."""
-    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
-    pipeline = new_pipeline(on_refused_table="park")
-    load(pipeline, 2)
-    before = whole(pipeline)
-    with pipeline.publisher.transaction() as t:
-        t.counts[NAME] += 1
-        t.insert(LOG, {"n": 50})
-    lost = pipeline.publisher.commit_lsn
-    assert NAME in pipeline.apply().refused
-
-    def returned(number: int) -> bool:
-        """It is to return, and does, or is refused."""
-        list(Operator(pipeline.spark, pipeline.settings).unpark([NAME]))
-        pipeline.runner.look_for_requests()
-        for step in range(20):
-            tell(pipeline, number + step)
-            refused = NAME in pipeline.apply().refused
-            if refused or NAME not in pipeline.runner.parking.tables:
-                return not refused
-        raise AssertionError("it does not return")
-
-    ask(pipeline)
-    assert not returned(100)
-    assert asked(pipeline)
-    wider = SourceTable("items", {**ITEMS.columns, "w": ("int4", -1)}, missing={"w": 7})
-    pipeline.publisher.reshape(wider)
-    with pipeline.publisher.transaction() as t:
-        t.insert(wider, {"id": 99, "g": 1, "v": "new", "w": 5})
-    pipeline.apply()
-    with structlog.testing.capture_logs() as told:
-        assert not returned(200)
-    assert "a rebuild begins" in [line["event"] for line in told]
-    with pipeline.publisher.transaction() as t:
-        t.insert(ITEMS, {"id": 98, "g": 1, "v": "found"}, commit_lsn=lost, seq=5)
-    assert returned(300)
-    found = {row.id: row.w for row in pipeline.rows("items")}
-    assert found == {row[0]: 7 for row in before} | {98: 7, 99: 5}
-    require_done(pipeline)
+    require_done(pipeline, quarantined=True)
 
 
 @pytest.mark.long
@@ -560,7 +532,7 @@ def test_a_rebuild_begins_anew_with_a_topic_that_was_made_anew(pipeline: Pipelin
 
 @pytest.mark.long
 def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: NewPipeline) -> None:
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     load(pipeline)
     before = whole(pipeline)
     park(pipeline)
@@ -570,7 +542,7 @@ def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: New
     ask(pipeline)
     steps = 0
     while asked(pipeline):
-        assert catalog.PARKED in properties(pipeline)
+        assert pipeline.note("items").parked
         assert whole(pipeline) == before
         tell(pipeline, steps)
         pipeline.apply()
@@ -578,10 +550,9 @@ def test_a_parked_table_stays_parked_until_its_rebuild_is_done(new_pipeline: New
         steps += 1
         assert steps < 40
     assert steps > 2
-    assert catalog.PARKED not in properties(pipeline)
     assert not record(pipeline).parked
     assert {row.id for row in pipeline.rows("items")} == {row[0] for row in before} | {77}
-    require_done(pipeline)
+    require_done(pipeline, quarantined=True)
 
 
 @pytest.mark.long
@@ -590,7 +561,7 @@ def test_a_parked_table_never_returns_without_the_rebuild_that_was_asked_for(
 ) -> None:
     """The epoch that was to make the rebuild the table changes the shape: it begins anew."""
     monkeypatch.setattr("spark_consumers.epochs.rebuilds.PART_EVENTS", 1000)
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     load(pipeline, 3)
     before = damage(pipeline)
     damaged = whole(pipeline)
@@ -607,25 +578,22 @@ def test_a_parked_table_never_returns_without_the_rebuild_that_was_asked_for(
     assert "a part of a rebuild is done" in [line["event"] for line in told]
     assert not report.refused
     assert NAME in record(pipeline).parked
-    assert catalog.PARKED in properties(pipeline)
+    assert pipeline.note("items").parked
     assert [row[:3] for row in whole(pipeline)] == [row[:3] for row in damaged]
     pipeline.apply()
     finish(pipeline)
     found = {row.id: row.w for row in pipeline.rows("items")}
     assert found == {row[0]: 7 for row in before} | {99: 5}
     assert not record(pipeline).parked
-    require_done(pipeline)
+    require_done(pipeline, quarantined=True)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("refused", "gone"),
-    [("park", "its beginning"), ("stop", "its beginning"), ("park", "the topic")],
-)
+@pytest.mark.parametrize("gone", ["its beginning", "the topic"])
 def test_a_rebuild_that_kafka_can_not_fill_ends_and_leaves_the_table(
-    new_pipeline: NewPipeline, refused: str, gone: str
+    new_pipeline: NewPipeline, gone: str
 ) -> None:
-    pipeline = new_pipeline(on_refused_table=refused)
+    pipeline = new_pipeline(parks=True)
     load(pipeline)
     before = whole(pipeline)
     if gone == "the topic":
@@ -635,16 +603,12 @@ def test_a_rebuild_that_kafka_can_not_fill_ends_and_leaves_the_table(
         pipeline.publisher.forget(ITEMS)
     pipeline.restart()
     ask(pipeline)
-    if refused == "stop":
-        with pytest.raises(OperatorNeeded, match="no longer has the first events"):
-            pipeline.step()
-        pipeline.restart()
-    else:
-        tell(pipeline, 1)
-        assert "no longer has the first events" in pipeline.apply().refused[NAME]
-        assert list(Operator(pipeline.spark, pipeline.settings).unpark([NAME])) == [NAME]
-        pipeline.restart()
+    tell(pipeline, 1)
+    assert "no longer has the first events" in pipeline.apply().refused[NAME]
     assert not asked(pipeline)
+    operator = Operator(pipeline.spark, pipeline.settings)
+    assert list(operator.rebuild([NAME])) == [(NAME, False)], "from its rows, which are right"
+    pipeline.restart()
     assert whole(pipeline) == before
     if gone == "the topic":
         return  # the stream can't go on with it either
@@ -661,7 +625,7 @@ def test_partitions_that_a_broker_does_not_show_yet_are_asked_for_again(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, shown: tuple[int, ...]
 ) -> None:
     """At the beginning of the rebuild, and again before each of its parts."""
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     load(pipeline, 5)
     before = damage(pipeline)
     ask(pipeline)
@@ -685,12 +649,12 @@ def test_a_rebuild_whose_topic_is_gone_is_refused(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in the middle of it: the brokers are asked until the deadline."""
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     load(pipeline, 5)
     before = whole(pipeline)
     ask(pipeline)
     pipeline.step()
-    assert catalog.REBUILD_NOTE in properties(pipeline)
+    assert begun(pipeline)
     monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
     delete_topic(pipeline, f"{pipeline.kafka.topic_prefix}.{NAME}")
     report = pipeline.step()
@@ -704,7 +668,7 @@ def test_a_rebuild_whose_topic_is_gone_is_refused(
 def test_a_rebuild_of_a_table_without_events_needs_no_topic(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(ITEMS, LOG)
     tell(pipeline, 1)
     tell(pipeline, 2)
@@ -854,9 +818,7 @@ def test_a_reader_in_a_loop_sees_the_old_table_or_the_new_one(
             eventually(lambda: running.failure or seen, what="it reads")
             assert list(Operator(pipeline.spark, pipeline.settings).rebuild([NAME]))
             part = "a part is done"
-            eventually(
-                lambda: running.failure or catalog.REBUILD_NOTE in properties(pipeline), what=part
-            )
+            eventually(lambda: running.failure or begun(pipeline), what=part)
         running.sound()
         with Running(pipeline) as running:
             done = "the rebuild is done"

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from schemas.errors import OperatorNeeded
 from spark_consumers.iceberg import catalog, commits
+from spark_consumers.iceberg.table_note import FOLLOWING
 from spark_consumers.operations import Operator
 from tests.marks import long_but
 from tests.promises.tables.conftest import NewPipeline, Pipeline
@@ -28,7 +29,7 @@ NAME = "public.back"
 @pytest.fixture
 def pipeline(new_pipeline: NewPipeline) -> Pipeline:
     """Both tables have three epochs, of one row each."""
-    made = new_pipeline(on_refused_table="park")
+    made = new_pipeline(parks=True)
     made.publisher.announce(GOOD, BACK)
     for number in (1, 2, 3):
         both(made, number)
@@ -70,31 +71,47 @@ def operator(pipeline: Pipeline) -> Operator:
 
 @pytest.mark.long
 @pytest.mark.parametrize("restart", long_but(True, [False, True]))
-@pytest.mark.parametrize("remedy", long_but("rebuild", ["rebuild", "roll forward"]))
-def test_a_table_that_was_rolled_back_is_parked_until_it_is_whole(
-    pipeline: Pipeline, remedy: str, *, restart: bool
+def test_a_table_that_was_rolled_back_is_parked_until_it_is_made_anew(
+    pipeline: Pipeline, *, restart: bool
 ) -> None:
-    had = roll_back(pipeline)
+    roll_back(pipeline)
     if restart:
         pipeline.restart()
         assert NAME in pipeline.runner.parking.tables, "at the start, whatever Kafka has"
     both(pipeline, 4)
     assert "rolled back" in pipeline.runner.parking.tables[NAME].parked.reason
     assert (ids(pipeline, "good"), ids(pipeline)) == ([1, 2, 3, 4], [1, 2])
-    list(operator(pipeline).unpark([NAME]))
     pipeline.restart()
     both(pipeline, 5)
-    assert ids(pipeline) == [1, 2], "without the remedy it stays parked"
-    if remedy == "rebuild":
-        list(operator(pipeline).rebuild([NAME]))
-        pipeline.stream()
-    else:
-        call(pipeline, "set_current_snapshot", had)
-        list(operator(pipeline).unpark([NAME]))
-        pipeline.restart()
+    assert ids(pipeline) == [1, 2], "a restart alone is no remedy"
+    assert list(operator(pipeline).rebuild([NAME])) == [(NAME, True)]
+    pipeline.stream()
     both(pipeline, 6)
     assert not pipeline.runner.parking.tables
     assert ids(pipeline) == [1, 2, 3, 4, 5, 6]
+    assert pipeline.note("back") == FOLLOWING
+
+
+@pytest.mark.long
+def test_a_table_whose_topic_has_lost_its_beginning_is_made_of_what_kafka_has(
+    pipeline: Pipeline,
+) -> None:
+    """And says so; a snapshot brings the rows that it lacks."""
+    roll_back(pipeline)
+    pipeline.publisher.forget(BACK)
+    pipeline.restart()
+    both(pipeline, 4)
+    assert list(operator(pipeline).rebuild([NAME])) == [(NAME, True)]
+    with pytest.raises(OperatorNeeded, match="no longer has the first events"):
+        pipeline.stream()
+    assert "slotbridge snapshot start" in pipeline.runner.parking.tables[NAME].parked.remedy
+    assert list(operator(pipeline).rebuild([NAME])) == [(NAME, True)]
+    pipeline.stream()
+    assert ids(pipeline) == [4]
+    incomplete = pipeline.note("back").incomplete
+    assert incomplete is not None
+    assert "first events" in incomplete.why
+    assert pipeline.note("back").state == "following"
 
 
 @pytest.mark.long
@@ -107,23 +124,6 @@ def test_a_start_tells_of_the_rollback_and_a_rebuild_needs_no_transaction(
     list(operator(pipeline).rebuild([NAME]))
     pipeline.stream()
     assert ids(pipeline) == [1, 2, 3]
-
-
-@pytest.mark.long
-def test_a_table_that_was_rolled_back_stops_the_others_where_that_is_wanted(
-    pipeline: Pipeline, new_pipeline: NewPipeline
-) -> None:
-    roll_back(pipeline)
-    stopping = new_pipeline(on_refused_table="stop")
-    with pytest.raises(OperatorNeeded, match="rolled back") as raised:
-        stopping.stream()
-    assert raised.value.hint.startswith("set tables.on_refused_table: park")
-    with pytest.raises(OperatorNeeded, match="the table is parked"):
-        pipeline.stream()
-    list(operator(pipeline).rebuild([NAME]))
-    stopping.restart()
-    stopping.stream()
-    assert ids(stopping) == [1, 2, 3]
 
 
 @pytest.mark.long
@@ -211,9 +211,9 @@ def kept(pipeline: Pipeline, *names: str) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("remedy", "idle"), [("rebuild", True), ("unpark", False)])
-def test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_whole(
-    pipeline: Pipeline, remedy: str, *, idle: bool
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_made_anew(
+    pipeline: Pipeline, *, idle: bool
 ) -> None:
     """Its properties tell an older epoch, which is no other than that of a table without events."""
     with pipeline.publisher.transaction() as t:
@@ -224,7 +224,7 @@ def test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_whole(
         put_back()
     assert ids(pipeline) == [1, 2, 3]
     if idle:
-        with pytest.raises(OperatorNeeded, match=r"the table is parked: .* restored"):
+        with pytest.raises(OperatorNeeded, match="rolled back or restored"):
             pipeline.stream()
     with pipeline.publisher.transaction() as t:
         for table in (GOOD, BACK):
@@ -232,8 +232,7 @@ def test_a_table_whose_metadata_was_put_back_is_parked_until_it_is_whole(
     with pytest.raises(OperatorNeeded, match="the table is parked"):
         pipeline.stream()
     assert ids(pipeline) == [1, 2, 3]
-    asked = operator(pipeline)
-    list(asked.rebuild([NAME]) if remedy == "rebuild" else asked.unpark([NAME]))
+    list(operator(pipeline).rebuild([NAME]))
     pipeline.restart()
     both(pipeline, 8)
     pipeline.stream()
@@ -291,7 +290,7 @@ def totals(pipeline: Pipeline) -> list[int]:
 @pytest.fixture
 def summed(new_pipeline: NewPipeline) -> Pipeline:
     """As `pipeline`, with sums of the table."""
-    made = new_pipeline(on_refused_table="park", sums=SUMS)
+    made = new_pipeline(parks=True, sums=SUMS)
     made.publisher.announce(GOOD, BACK)
     for number in (1, 2, 3):
         both(made, number)
@@ -369,13 +368,12 @@ def test_sums_whose_metadata_was_put_back_are_computed_anew(summed: Pipeline) ->
 def test_sums_of_a_table_that_was_rolled_back_are_parked_with_it_though_nothing_comes(
     summed: Pipeline,
 ) -> None:
-    had = roll_back(summed)
+    roll_back(summed)
     with pytest.raises(OperatorNeeded, match="the table is parked"):
         summed.stream()
     assert set(summed.runner.parking.tables) == {NAME, "sums of totals"}
     assert totals(summed) == [1, 2, 3], "as of the last epoch"
-    call(summed, "set_current_snapshot", had)
-    list(operator(summed).unpark([NAME]))
+    list(operator(summed).rebuild([NAME]))
     summed.restart()
     both(summed, 4)
     assert not summed.runner.parking.tables
@@ -392,8 +390,6 @@ def test_sums_are_not_computed_from_the_rows_of_a_table_that_was_rolled_back(
         with pytest.raises(KeyboardInterrupt):
             both(summed, 4)
     assert (ids(summed), totals(summed)) == ([1, 2, 3, 4], [1, 2, 3])
-    had = catalog.snapshot_id(back(summed))
-    assert had is not None
     call(
         summed, "rollback_to_snapshot", int(back(summed).snapshots().iterator().next().snapshotId())
     )
@@ -401,8 +397,7 @@ def test_sums_are_not_computed_from_the_rows_of_a_table_that_was_rolled_back(
     summed.apply()
     assert NAME in summed.runner.parking.tables
     assert totals(summed) == [1, 2, 3], "as of the epoch before"
-    call(summed, "set_current_snapshot", had)
-    list(operator(summed).unpark([NAME]))
+    list(operator(summed).rebuild([NAME]))
     summed.restart()
     both(summed, 5)
     assert (ids(summed), totals(summed)) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])

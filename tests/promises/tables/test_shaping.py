@@ -70,7 +70,7 @@ def test_a_dead_letter_of_a_followed_table_stops_or_is_reported(new_pipeline: Ne
         pipeline.apply()
     assert caught.value.exit_code is ExitCode.RECORD_REFUSED
     assert caught.value.lsn == pipeline.publisher.commit_lsn
-    going_on = new_pipeline(on_dead_letter="report")
+    going_on = new_pipeline(on_bad_event="quarantine")
     going_on.publisher.commit_lsn = pipeline.publisher.commit_lsn
     report = going_on.apply()
     assert report.document()["dead_letters"] == 2

@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from schemas.events import ProgressRecord, progress_topic
 from schemas.settings import KafkaSettings
-from spark_consumers.iceberg.parked import concerns_one_table
+from spark_consumers.epochs.parking import own_fault
 from spark_consumers.kafka import small_topic_tail
 from spark_consumers.kafka.progress import ProgressTail
 from spark_consumers.kafka.reader import Offsets, TopicOffsets
@@ -102,7 +102,7 @@ def test_a_topic_that_was_made_again_is_refused(topic: Topic, new_tail: NewTail)
         tail.new()
     assert (found.value.subject, found.value.exit_code) == (topic.name, ExitCode.WITNESSES_DISAGREE)
     assert "try again" in found.value.hint and "ALTER TABLE" not in found.value.hint
-    assert not concerns_one_table(found.value)
+    assert own_fault(found.value, "public.t") is None
     # The next process, which knows the id from the last epoch's, refuses the topic, too.
     later = new_tail()
     later.expect(tail.id, "fill new tables")

@@ -123,7 +123,7 @@ def test_rows_of_tables_without_a_key_are_inserts(
     )
     slow = {**INITIAL, "chunk_rows_max": 50, "rows_per_second_max": 500}
     bridge = new_bridge(conninfo, snapshot=slow)
-    pipeline = new_pipeline(conninfo, publication=bridge.publication, on_refused_table="park")
+    pipeline = new_pipeline(conninfo, publication=bridge.publication, parks=True)
     with Running(pipeline) as running, Inserts(conninfo, ROWS + 1):
         bridge.start(**{VARIABLE: "chunk handed:4"})
         assert bridge.exit_code() == -9

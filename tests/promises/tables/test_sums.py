@@ -122,20 +122,19 @@ def test_an_update_with_which_a_table_returns_is_in_its_sums_once(
     new_pipeline: NewPipeline,
 ) -> None:
     """The table was parked at the last epoch's own LSN, whose record does not have it."""
-    pipeline = begun(new_pipeline, on_refused_table="park")
+    pipeline = begun(new_pipeline, parks=True)
     identifier = pipeline.identifier("left_one")
     table = catalog.load(pipeline.spark, identifier)
-    had, before = catalog.snapshot_id(table), int(table.currentSnapshot().parentId())
+    before = int(table.currentSnapshot().parentId())
     name = identifier.partition(".")[2]
     pipeline.spark.sql(f"CALL slotbridge.system.rollback_to_snapshot('{name}', {before})")
     with pytest.raises(OperatorNeeded, match="the table is parked"):
         pipeline.stream()
-    pipeline.spark.sql(f"CALL slotbridge.system.set_current_snapshot('{name}', {had})")
-    list(Operator(pipeline.spark, pipeline.settings).unpark(["public.left_one"]))
+    list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.left_one"]))
     pipeline.restart()
     with pipeline.publisher.transaction() as t:
         t.update(LEFT, {"id": 1, "v": 7, "w": 70})
-    pipeline.apply()
+    pipeline.stream()
     assert totals(pipeline, "total", "other", "_rows") == [(1, 7, 70, 1), (2, 2, 20, 1)]
 
 
@@ -185,4 +184,4 @@ def test_sums_that_the_settings_left_out_for_a_while_are_computed_anew(
         t.insert(RIGHT, {"id": 5, "v": 5, "w": 5})
     pipeline.apply()
     pipeline.restart()
-    assert not pipeline.runner.parking.damaged, "an epoch without events leaves them nothing behind"
+    assert not pipeline.runner.parking.sums_anew, "an epoch without events is no reason"

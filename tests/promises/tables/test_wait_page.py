@@ -30,7 +30,7 @@ from slotbridge.consumer.wait import Waited, wait_for
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.wait_page import KafkaLook, KafkaState, wait_page
-from spark_consumers.iceberg.parked import Parked
+from spark_consumers.iceberg.table_note import Parked
 from tests.promises.tables.conftest import NewPipeline, Pipeline
 from tests.promises.tables.publisher import SourceTable
 from tests.promises.tables.test_job import Running

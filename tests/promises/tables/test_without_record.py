@@ -1,7 +1,6 @@
 """Tables without a record of epochs, each at another commit LSN: what each lacks is counted."""
 
 from collections import Counter
-from collections.abc import Mapping
 from unittest.mock import create_autospec
 
 import pytest
@@ -11,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from schemas.errors import OperatorNeeded
 from schemas.events import transaction_topic
+from schemas.tables import TablesSettings
 from spark_consumers.epochs import incomplete_tables
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.events.shape import CommitPosition
@@ -89,7 +89,7 @@ def test_tables_at_three_lsns_without_a_record_lack_nothing(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.5)
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     at_three_lsns(pipeline)
     pipeline.step()
     assert not pipeline.runner.parking.tables
@@ -110,10 +110,9 @@ def test_events_of_transactions_that_kafka_has_deleted_are_not_judged(
     delete_before_end(pipeline, 2)
     with structlog.testing.capture_logs() as told:
         pipeline.step()
-    (line,) = [one for one in told if "it does not have the transactions" in one["event"]]
-    assert line["tables"] == "public.first"
-    lacks = [catalog.LACKS in properties(pipeline, table) for table in TABLES]
-    assert lacks == [True, False, False]
+    lines = [one for one in told if "a table is incomplete" in one["event"]]
+    assert [line["table"] for line in lines] == ["public.first"]
+    assert [lacks(pipeline, table) for table in TABLES] == [True, False, False]
     assert [row.id for row in pipeline.rows("first")] == [1, 2, 3]
 
 
@@ -128,9 +127,9 @@ def test_tables_at_one_lsn_without_a_record_are_judged_all(new_pipeline: NewPipe
     delete_before_end(pipeline, 3)
     with structlog.testing.capture_logs() as told:
         pipeline.apply()
-    (line,) = [one for one in told if "it does not have the transactions" in one["event"]]
-    assert line["tables"] == "public.first, public.second, public.third"
-    assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
+    lines = [one for one in told if "a table is incomplete" in one["event"]]
+    assert [line["table"] for line in lines] == ["public.first", "public.second", "public.third"]
+    assert all(lacks(pipeline, table) for table in TABLES)
     assert [row.id for row in pipeline.rows("first")] == [1, 3]
     assert [row.id for row in pipeline.rows("second")] == [1, 2], "its topic has the event"
 
@@ -147,9 +146,9 @@ def test_tables_are_not_whole_where_the_first_transaction_comes_behind_a_gap(
     every(pipeline, 3)
     with structlog.testing.capture_logs() as told:
         pipeline.apply()
-    assert [one for one in told if "it does not have the transactions" in one["event"]]
+    assert [one for one in told if "a table is incomplete" in one["event"]]
     assert [one for one in told if "deleted and created again since the last" in one["event"]]
-    assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
+    assert all(lacks(pipeline, table) for table in TABLES)
 
 
 @pytest.mark.long
@@ -168,7 +167,7 @@ def test_the_way_on_after_deleted_transactions_is_the_one_that_the_error_names(
     assert "drop the table `_epochs` and start" in no.value.hint
     without_epochs(pipeline)
     pipeline.apply()
-    assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
+    assert all(lacks(pipeline, table) for table in TABLES)
     assert list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.first"]))
     pipeline.restart()
     while pipeline.runner.works_alone:
@@ -183,7 +182,7 @@ def test_the_way_on_leads_on_where_a_table_was_quiet_or_its_topic_has_lost_its_b
     new_pipeline: NewPipeline, *, forgotten: bool
 ) -> None:
     """Retention removes the records of the tables as it removes those of their transactions."""
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     bring_second_alone(pipeline)
     every(pipeline, 3)
     if forgotten:
@@ -197,7 +196,7 @@ def test_the_way_on_leads_on_where_a_table_was_quiet_or_its_topic_has_lost_its_b
     first = [1, 4] if forgotten else [1, 3, 4]
     assert [row.id for row in pipeline.rows("first")] == first
     assert [row.id for row in pipeline.rows("second")] == [1, 2, 3, 4]
-    assert all(catalog.LACKS in properties(pipeline, table) for table in TABLES)
+    assert all(lacks(pipeline, table) for table in TABLES)
 
 
 @pytest.mark.long
@@ -219,7 +218,7 @@ def test_without_a_record_and_transactions_nothing_is_done_until_the_next_one(
 
 @pytest.mark.long
 def test_a_table_that_was_left_out_gets_all_that_kafka_has(new_pipeline: NewPipeline) -> None:
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(*TABLES)
     every(pipeline, 1)
     pipeline.apply()
@@ -233,11 +232,13 @@ def test_a_table_that_was_left_out_gets_all_that_kafka_has(new_pipeline: NewPipe
     every(pipeline, 3)
     assert not pipeline.apply().refused
     assert [row.id for row in pipeline.rows("first")] == [1, 3]
-    assert catalog.LACKS in properties(pipeline, TABLES[0])
+    assert lacks(pipeline, TABLES[0])
 
 
-def properties(pipeline: Pipeline, table: SourceTable) -> Mapping[str, str]:
-    return catalog.properties(catalog.load(pipeline.spark, pipeline.identifier(table.name)))
+def lacks(pipeline: Pipeline, table: SourceTable) -> bool:
+    """Whether a table says that nobody has counted what it got."""
+    incomplete = pipeline.note(table.name).incomplete
+    return incomplete is not None and "nobody has counted" in incomplete.why
 
 
 def delete_before_end(pipeline: Pipeline, number: int) -> None:
@@ -274,7 +275,8 @@ def test_dead_letters_that_a_table_has_come_past_are_over() -> None:
     parking.positions.return_value = {}
     parking.held.return_value = False
     had = {"public.first": 100, "public.second": 200}
-    found = incomplete_tables.refused(known, 100, Cut(300, 7), parking, had, stop=False)
+    settings = TablesSettings(warehouse="/w", on_bad_event="quarantine")
+    found = incomplete_tables.refused_by_kafka(known, 100, Cut(300, 7), parking, had, settings)
     assert found == {"public.first": 2, "public.second": 1}
 
 

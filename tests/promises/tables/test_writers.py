@@ -11,12 +11,13 @@ from pyspark.sql import SparkSession
 from schemas.errors import Retryable
 from spark_consumers.epochs import epoch_runner, incomplete_tables, publication, table_writer
 from spark_consumers.epochs.ledger import Ledger
+from spark_consumers.epochs.parking import Parking
 from spark_consumers.epochs.publication import TableCommit
-from spark_consumers.epochs.rebuilds import Rebuilds
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.failures import translated
 from spark_consumers.iceberg import catalog, commits, delete_insert, staging
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
+from spark_consumers.iceberg.table_note import FOLLOWING
 from spark_consumers.iceberg.tables import sealed_of
 from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
@@ -110,7 +111,7 @@ def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
 def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not_believed(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = new_pipeline(on_refused_table="park")
+    pipeline = new_pipeline(parks=True)
     pipeline.publisher.announce(ITEMS, LOG)
 
     def both(number: int) -> None:
@@ -118,90 +119,39 @@ def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not
             t.insert(ITEMS, {"id": number, "b": 1})
             t.insert(LOG, {"b": number})
 
-    def note() -> str | None:
-        table = catalog.load(pipeline.spark, pipeline.identifier("log"))
-        return catalog.properties(table).get(catalog.PARKED)
-
     both(0)
     pipeline.apply()
     with pipeline.publisher.transaction() as t:
         t.insert(ITEMS, {"id": 1, "b": 1})
         t.refuse("public.log", t.seq)
-    original, parked = incomplete_tables.refused, []
+    original, parked = incomplete_tables.refused_by_kafka, []
 
     def paused(*given: Any, **more: Any) -> Any:
         """Meanwhile another writer parks the table, and brings it back without its dead letter."""
-        monkeypatch.setattr(incomplete_tables, "refused", original)
+        monkeypatch.setattr(incomplete_tables, "refused_by_kafka", original)
         second = another(pipeline)
         second.apply()
-        parked.append(note())
-        operator = Operator(second.spark, second.settings)
-        assert list(operator.unpark(["public.log"], accept_dead_letters=True))
+        parked.append(pipeline.note("log"))
+        assert list(Operator(second.spark, second.settings).rebuild(["public.log"]))
         second.runner.look_for_requests()
         both(2)
         second.apply()
-        assert note() is None
+        assert pipeline.note("log").parked is None
         second.restart()
         return original(*given, **more)
 
-    monkeypatch.setattr(incomplete_tables, "refused", paused)
+    monkeypatch.setattr(incomplete_tables, "refused_by_kafka", paused)
     with pytest.raises(Retryable, match="another program has changed the table"):
         pipeline.apply()
-    assert note() is None
+    assert pipeline.note("log").parked is None
     pipeline.restart()
-    table = catalog.load(pipeline.spark, pipeline.identifier("log"))
-    catalog.set_property(table, catalog.PARKED, str(parked[0]))  # as an earlier version has done
+    commits.change_note(pipeline.spark, pipeline.identifier("log"), None, lambda _note: parked[0])
     pipeline.restart()
-    assert (pipeline.runner.parking.tables, note()) == ({}, None)
+    assert not pipeline.runner.parking.tables
     both(3)
     pipeline.apply()
     assert [row.b for row in pipeline.rows("log")] == [0, 2, 3]
-    assert note() is None
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        (incomplete_tables, "mark"),
-        (commits, "compare_and_set"),  # between its look at the table and the commit
-    ],
-)
-def test_an_overtaken_writer_notes_nothing_of_a_table(
-    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: object, name: str
-) -> None:
-    pipeline = new_pipeline(on_dead_letter="report")
-    pipeline.publisher.announce(ITEMS)
-
-    def more_rows(number: int) -> None:
-        with pipeline.publisher.transaction() as t:
-            t.read(ITEMS, {"id": number, "b": 1})
-            t.refuse("public.items", t.seq)
-
-    def metadata() -> str:
-        table = catalog.load(pipeline.spark, pipeline.identifier("items"))
-        return str(table.operations().current().metadataFileLocation())
-
-    with pipeline.publisher.transaction() as t:
-        t.insert(ITEMS, {"id": 0, "b": 1})
-    pipeline.apply()
-    more_rows(1)
-    original, left = getattr(place, name), []
-
-    def paused(*given: Any) -> Any:
-        monkeypatch.setattr(place, name, original)
-        second = another(pipeline)
-        second.apply()
-        more_rows(2)
-        second.apply()
-        second.restart()
-        left.append(metadata())
-        return original(*given)
-
-    monkeypatch.setattr(place, name, paused)
-    with pytest.raises(Retryable, match="another program has changed the table"):
-        pipeline.apply()
-    assert left == [metadata()]
+    assert pipeline.note("log").state == "following"
 
 
 @pytest.mark.long
@@ -254,21 +204,21 @@ def test_an_overtaken_writer_sets_back_no_bound_of_a_snapshot(
 def test_an_overtaken_writer_ends_no_rebuild_of_the_other_one(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = new_pipeline(on_refused_table="park", on_bad_event="quarantine")
+    pipeline = new_pipeline(parks=True, on_bad_event="quarantine")
     pipeline.publisher.announce(ITEMS)
     with pipeline.publisher.transaction() as t:
         t.insert(ITEMS, {"id": 0, "b": 1})
         t.raw(ITEMS, "no JSON")
     pipeline.apply()
     pipeline.restart()
-    pipeline.set_tables(on_bad_event="stop")  # this writer refuses the rebuild
+    pipeline.set_tables(on_bad_event="park")  # this writer refuses the rebuild
     operator = Operator(pipeline.spark, pipeline.settings)
     assert list(operator.rebuild(["public.items"]))
-    original = Rebuilds._end
+    original = Parking._park
 
     def paused(*given: Any) -> None:
         """Meanwhile another writer has rebuilt the table, and is to rebuild it once more."""
-        monkeypatch.setattr(Rebuilds, "_end", original)
+        monkeypatch.setattr(Parking, "_park", original)
         second = another(pipeline)
         second.set_tables(on_bad_event="quarantine")
         while second.runner.works_alone:
@@ -277,11 +227,10 @@ def test_an_overtaken_writer_ends_no_rebuild_of_the_other_one(
         assert list(operator.rebuild(["public.items"]))
         original(*given)
 
-    monkeypatch.setattr(Rebuilds, "_end", paused)
+    monkeypatch.setattr(Parking, "_park", paused)
     with pytest.raises(Retryable, match="another program has changed the table"):
         pipeline.step()
-    table = catalog.load(pipeline.spark, pipeline.identifier("items"))
-    assert catalog.REBUILD in catalog.properties(table)
+    assert pipeline.note("items").state == "rebuilding"
 
 
 def to_be_rebuilt(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +262,7 @@ def finish_rebuild(pipeline: Pipeline) -> int:
             pipeline.restart()
     assert Counter(row.b for row in pipeline.rows("log")) == Counter(range(14))
     table = catalog.load(pipeline.spark, pipeline.identifier("log"))
-    assert not {catalog.REBUILD, catalog.REBUILD_NOTE} & catalog.properties(table).keys()
+    assert pipeline.note("log") == FOLLOWING
     assert [name for name in catalog.ref_names(table) if name.startswith("slotbridge_")] == []
     return again
 
@@ -539,22 +488,6 @@ def test_what_is_written_is_not_adopted_by_halves_where_another_writer_has_remov
     expected = [(1, 9)] if place == "written first" else [(1, 9), (2, 2)]
     assert [tuple(row) for row in pipeline.rows("items")] == expected
     assert refused == 1
-
-
-@pytest.mark.long
-def test_a_value_that_is_refused_leaves_all_tables_where_they_are(pipeline: Pipeline) -> None:
-    pipeline.publisher.announce(ITEMS, LOG)
-    with pipeline.publisher.transaction() as t:
-        t.insert(ITEMS, {"id": 1, "b": 1})
-        t.insert(LOG, {"b": 1})
-    pipeline.apply()
-    with pipeline.publisher.transaction() as t:
-        t.insert(ITEMS, {"id": 2, "b": 2})
-        t.insert(LOG, {"b": "two"})
-    with pytest.raises(PySparkException):
-        pipeline.apply()
-    assert [row.id for row in pipeline.rows("items")] == [1]
-    assert [row.b for row in pipeline.rows("log")] == [1]
 
 
 @pytest.mark.long

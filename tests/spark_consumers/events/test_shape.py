@@ -14,7 +14,7 @@ from spark_consumers.events.shape import (
     survivors_of,
     untold,
 )
-from spark_consumers.iceberg.evolution import needed
+from spark_consumers.iceberg.evolution import needed, retyped
 from spark_consumers.iceberg.fills import Fill, wanted
 from spark_consumers.iceberg.layout import Layout
 from tests.promises.tables.publisher import SourceTable
@@ -114,6 +114,14 @@ def test_types_that_don_t_hold_the_old_values() -> None:
     key = Layout(shape(("id", "text"), ("a", "text"), ("n", "int4")), rule)
     with pytest.raises(SetupError, match="column id was int and is string"):
         needed(chosen, Layout(BEFORE, rule), key, BEFORE.names, replaced=False)
+
+
+def test_columns_that_are_of_another_type_only_at_the_source_are_told() -> None:
+    after = shape(("id", "int4"), ("b", "jsonb"), ("n", "int8"))
+    rule = TableRule(rename={"b": "title"})
+    before = Layout(shape(("id", "int4"), ("b", "text"), ("n", "int4")), rule)
+    assert retyped(before, Layout(after, rule)) == ["title"]
+    assert retyped(before, before) == []
 
 
 def test_a_shape_is_kept_with_its_table_and_read_back() -> None:

@@ -1,4 +1,4 @@
-"""Where a part of a rebuild ends, and the note on how far a rebuild is: pure."""
+"""Where a part of a rebuild ends: pure."""
 
 from dataclasses import replace
 
@@ -7,37 +7,14 @@ from hypothesis import strategies as st
 
 from spark_consumers.epochs.rebuild_topic import missing_partitions
 from spark_consumers.events.shape import CommitPosition, Shape, last_replacement
-from spark_consumers.iceberg.rebuild_note import (
-    RebuildNote,
-    part_end,
-    part_records,
-    rebuild_note_from,
-)
-from spark_consumers.iceberg.tables import NEVER
+from spark_consumers.iceberg.rebuild_parts import part_end, part_records
+from spark_consumers.iceberg.table_note import NEVER, RebuildNote
 
 FIRST = Shape("public", "t", (), (), oid=1)
 
 
 def since(commit_lsn: int, oid: int = 1) -> Shape:
     return replace(FIRST, since=CommitPosition(commit_lsn, 3), oid=oid)
-
-
-@given(
-    st.builds(
-        RebuildNote,
-        asked=st.text(),
-        topic_id=st.text(),
-        commit_lsn=st.integers(-1, 2**63),
-        offsets=st.none() | st.dictionaries(st.integers(0, 9), st.integers(0, 2**40)),
-        shape=st.builds(CommitPosition, st.integers(-1, 9), st.integers(-1, 9)),
-        replaced=st.builds(CommitPosition, st.integers(-1, 9), st.integers(-1, 9)),
-        settled=st.booleans(),
-        whole=st.booleans(),
-    )
-)
-def test_a_note_comes_back_as_it_was(note: RebuildNote) -> None:
-    assert rebuild_note_from(note.text()) == note
-    assert note.start(10) == 0
 
 
 def test_a_part_ends_where_all_partitions_tell_all() -> None:
@@ -96,7 +73,7 @@ def test_the_last_other_table_counts() -> None:
 
 
 def test_partitions_that_were_read_must_be_there() -> None:
-    note = RebuildNote("asked", "one", offsets={0: 5, 2: 7})
+    note = RebuildNote("asked", topic_id="one", offsets={0: 5, 2: 7})
     assert missing_partitions((), "", None, None), "nobody tells whether it had events"
     assert not missing_partitions((0,), "", None, None)
     assert not missing_partitions((), "", {}, None), "the epochs have read that it has none"
