@@ -88,7 +88,9 @@ def _array(name: sql.Composable, element: Sequence[Layer], depth: int) -> sql.Co
     return sql.SQL(
         "CASE cardinality({name}) WHEN 0 THEN '[]' ELSE (SELECT string_agg("
         "repeat('[', {begins}) || coalesce({element}, 'null') || repeat(']', {ends}),"
-        " ',' ORDER BY {number}) FROM unnest({name}) WITH ORDINALITY AS u ({each}, {number})) END"
+        # In the list of columns, unlike after FROM, unnest leaves a composite value whole.
+        " ',' ORDER BY {number}) FROM (SELECT unnest({name}) AS {each},"
+        " generate_series(1, cardinality({name})) AS {number}) AS u) END"
     ).format(
         name=name,
         begins=sql.SQL(" + ").join(begins),
