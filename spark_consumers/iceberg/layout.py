@@ -39,10 +39,10 @@ METADATA_NAMES: Final = frozenset(name for kind in METADATA.values() for name, _
 RESERVED_NAMES: Final = frozenset(
     (
         *("_file", "_pos", "_deleted", "_spec_id", "_partition"),
-        *("_row_id", "_last_updated_sequence_number"),
+        *("_row_id", "_last_updated_sequence_number", "__row_from_source"),
     )
 )
-"""Iceberg's own names for a row's place and history, which no column of a table can have."""
+"""Names that Iceberg gives to a row's place and history, and Spark to rows that it merges."""
 FEW_METADATA_FILES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "5",
@@ -168,6 +168,10 @@ def _problem(layout: Layout) -> str:
         return f"two columns would be named {twice[0]}"
     if wrong:
         return f"partition or sort: the Iceberg table has no column {wrong[0]}"
+    hours = {transform(text).column for text in rule.partition if transform(text).name == "hour"}
+    endless = [field.name for field in layout.fields if field.name in hours]
+    if endless:
+        return f"partition: column {endless[0]} may hold infinity, whose hour is none: choose day"
     return "" if layout.fields else "no column is left"
 
 

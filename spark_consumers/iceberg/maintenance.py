@@ -15,10 +15,12 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from schemas.errors import SetupError
 from schemas.tables import TablesSettings
 from spark_consumers.iceberg import catalog, commits, holds
 from spark_consumers.iceberg.retention import Retention, kept
-from spark_consumers.iceberg.tables import NEVER, State
+from spark_consumers.iceberg.table_note import NEVER
+from spark_consumers.iceberg.tables import State
 from spark_consumers.liveness import tick
 
 log = structlog.get_logger()
@@ -63,7 +65,6 @@ def maintain(
     `compacted` is called with the table and its snapshot before older snapshots are removed.
     """
     table = catalog.load(spark, state.identifier)
-    catalog.keep_progress(table)
     work = _compacted(spark, settings, table, state.source, state.identifier)
     snapshot = catalog.snapshot_id(table)
     if compacted is not None and snapshot is not None:
@@ -92,23 +93,27 @@ def maintain_without_epochs(
 
 
 class _Compacted(NamedTuple):
-    """A loaded table, what the result calls it, and the files that it had."""
+    """A loaded table, what the result calls it, and the files that it had.
+
+    `failed`: of these, how many could not be compacted.
+    """
 
     table: Any
     name: str
     identifier: str
     files_before: int
+    failed: int
 
 
 def _compacted(
     spark: SparkSession, settings: TablesSettings, table: Any, name: str, identifier: str
 ) -> _Compacted:
     """Compact a table if it has many files."""
-    before = _files(spark, identifier)
+    before, failed = _files(spark, identifier), 0
     if before >= settings.compact_files_min:
-        _compact(spark, table, settings)
+        failed = _compact(spark, table, settings)
         table.refresh()
-    return _Compacted(table, name, identifier, before)
+    return _Compacted(table, name, identifier, before, failed)
 
 
 def _cleaned(
@@ -119,8 +124,11 @@ def _cleaned(
     *,
     orphans: bool,
 ) -> Maintained:
-    """Expire old snapshots of a table and remove its orphans; return what was done."""
-    table, name, identifier, before = work
+    """Expire old snapshots of a table and remove its orphans; return what was done.
+
+    Raise SlotbridgeError, after all that, where files could not be compacted.
+    """
+    table, name, identifier, before, failed = work
     # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
     found = expired(catalog.metadata(table), now_ms - settings.epochs_kept_all_ms)
     catalog.expire(table, keep=1, older_than_ms=found.older_than_ms, others=found.others)
@@ -130,6 +138,13 @@ def _cleaned(
     snapshots = sum(1 for _ in table.snapshots())
     done = Maintained(name, before, _files(spark, identifier), snapshots, removed)
     log.info("table maintained", table=done.table, files=done.files_after, snapshots=done.snapshots)
+    if failed:
+        raise SetupError(
+            f"{failed} files could not be compacted",
+            operation="maintain tables",
+            subject=name,
+            hint="the table stays as it is, and files pile up: Spark's own log on stderr says why",
+        )
     return done
 
 
@@ -194,7 +209,8 @@ def _files(spark: SparkSession, identifier: str) -> int:
     return 0 if found is None else int(found.files)
 
 
-def _compact(spark: SparkSession, table: Any, settings: TablesSettings) -> None:
+def _compact(spark: SparkSession, table: Any, settings: TablesSettings) -> int:
+    """Put small files together; return how many files could not be read or written anew."""
     action = _actions(spark).rewriteDataFiles(table)
     action = action.option("min-input-files", str(settings.compact_files_min))
     action = action.option("delete-ratio-threshold", str(DELETED_RATIO))
@@ -204,7 +220,7 @@ def _compact(spark: SparkSession, table: Any, settings: TablesSettings) -> None:
     action = action.option("partial-progress.enabled", "true")
     if table.sortOrder().isSorted():
         action = action.sort()
-    action.execute()
+    return int(action.execute().failedDataFilesCount())
 
 
 def _remove_orphans(spark: SparkSession, table: Any, older_ms: int) -> int:
