@@ -1,5 +1,6 @@
 """The summary of one table's events in an epoch, over the partitions of its topic."""
 
+import base64
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -14,9 +15,9 @@ class TopicSummary:
     """An epoch's events of one topic.
 
     `late`: had before; `refused`: (partition, offset) of the first record that is not an event,
-    None where all are. `counted_rows`: rows that the transactions count, duplicates too;
-    `distinct_rows`: each once. `seen_lsn`: what commits before it may be in a snapshot's rows
-    already, 0 without any.
+    None where all are; `refused_head`: how its text begins. `counted_rows`: rows that the
+    transactions count, duplicates too; `distinct_rows`: each once. `seen_lsn`: what commits before
+    it may be in a snapshot's rows already, 0 without any.
     """
 
     topic: str
@@ -33,6 +34,7 @@ class TopicSummary:
     ts_us_max: int = 0
     unavailable: bool = False
     refused: tuple[int, int] | None = None
+    refused_head: str = ""
     refused_count: int = 0
     truncates: set[tuple[int, int, int]] = field(default_factory=set)
     tables: set[tuple[str, str]] = field(default_factory=set)
@@ -54,6 +56,7 @@ class TopicSummary:
         self.refused_count += row.refused
         if row.refused_offset is not None and self.refused is None:
             self.refused = (row.partition, row.refused_offset)
+            self.refused_head = row.refused_head or ""
         self.truncates |= {(t.commit_lsn, t.seq, t.ts_us) for t in row.truncates}
         self.tables |= {(name.schema, name.table) for name in row.tables}
         if row.next_offset is not None:
@@ -81,12 +84,17 @@ class TopicSummary:
         """Raise BadInput for a record that is not an event."""
         if self.refused is not None:
             partition, offset = self.refused
+            number = registry_id(self.refused_head)
             raise BadInput(
                 "the record is not an event of a table",
                 operation="read events",
                 subject=f"{self.topic}, partition {partition}, offset {offset}",
                 hint="only the bridge may write to its topics; tables.on_bad_event: quarantine "
-                "continues without the record",
+                "continues without the record"
+                if number is None
+                else f"the record begins with a schema registry's id ({number}): set "
+                "kafka.value_format and registry.url as the bridge has them (avro or protobuf), "
+                "and restart `slottables run`",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
 
@@ -127,6 +135,15 @@ class TopicSummary:
                 "begin a new topic prefix",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
+
+
+def registry_id(head: str) -> int | None:
+    """Return the id of the schema with which a record begins, in base64; None for another. Pure."""
+    try:
+        data = base64.b64decode(head, validate=True)
+    except ValueError:
+        return None
+    return int.from_bytes(data[1:5], "big") if len(data) > 4 and data[0] == 0 else None
 
 
 def summarize(rows: Iterable[Row], positions: Iterable[Row]) -> dict[str, TopicSummary]:

@@ -26,21 +26,12 @@ REFUSED = "slottables refuses"
 """How the error of a value that does not fit begins, in Spark's own exceptions."""
 EVENT_COLUMNS = (
     *("topic", "partition", "offset", "key", "value", "image", "unchanged", "placeholder_values"),
-    *(
-        "op",
-        "commit_lsn",
-        "seq",
-        "ts_us",
-        "lsn",
-        "schema",
-        "table",
-        "beyond",
-        "earlier",
-        "late",
-    ),
+    *("op", "commit_lsn", "seq", "ts_us", "lsn", "schema", "table", "beyond", "earlier", "late"),
 )
 PLACE_COLUMNS = ("topic", "partition", "offset")
 ROW_COLUMNS = ("op", "commit_lsn", "seq", "ts_us")
+_HEAD_OF_OTHERS = "CASE WHEN event.op IS NULL THEN left(value, 8) END AS value"
+"""What is kept of a record that is not an event: it may begin with a schema registry's id."""
 ROW_OPERATIONS = ("c", "r", "u", "d")
 _VALUE = (
     "op string, source struct<schema: string, `table`: string, lsn: bigint, ts_us: bigint,"
@@ -86,7 +77,7 @@ def events(
         .selectExpr("*", f"from_json(value, {literal(_VALUE)}) AS event")
         .selectExpr(
             *(*PLACE_COLUMNS, "key"),
-            "value" if whole else "CAST(NULL AS string) AS value",
+            "value" if whole else _HEAD_OF_OTHERS,
             "CASE WHEN event.op = 'd' THEN event.before ELSE event.after END AS image",
             f"{mentions_unavailable('value')} AS unchanged",
             "from_json(placeholder_values, 'array<string>') AS placeholder_values",
@@ -120,6 +111,7 @@ def summary(events: DataFrame) -> DataFrame:
     events, rows           counts of the others; rows without truncates
     counted_rows           rows that the counts of the epoch's transactions have, and duplicates
     refused_offset         the first offset that holds no event of a table, else NULL
+    refused_head           how the text of that record begins
     refused                how many such records there are
     keyless_rows           rows without a Kafka key
     identified_rows        updates, deletes, and rows of a snapshot
@@ -138,6 +130,7 @@ def summary(events: DataFrame) -> DataFrame:
         "rows": f"count_if({own_row})",
         "counted_rows": f"count_if({_COUNTED})",
         "refused_offset": f"min(CASE WHEN NOT {IS_EVENT} THEN offset END)",
+        "refused_head": f"min_by(left(value, 8), CASE WHEN NOT {IS_EVENT} THEN offset END)",
         "refused": f"count_if(NOT {IS_EVENT})",
         "keyless_rows": f"count_if({own_row} AND key IS NULL)",
         "identified_rows": f"count_if({own} AND op IN ('u', 'd', 'r'))",
