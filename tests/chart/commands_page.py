@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import typer
 
-from services.bridge.cli.app import app as slotbridge
+from services.adoption.command import app as slotbridge
 from services.failover.cli.app import app as slotfailover
 from spark_consumers.command import app as slottables
 
