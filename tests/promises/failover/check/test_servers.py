@@ -144,7 +144,7 @@ def test_wal_level_below_logical(bare: Examiner) -> None:
         expected = ["wal-level"] if name == "a" else ["wal-level", "slotsync-worker"]
         (finding,) = bare.expect(*expected)["wal-level"]
         assert finding["what"] == f"wal_level is replica on {name}"
-        assert finding["remedy"]["by_hand"] == f"{name} must be restarted"
+        assert finding["remedy"]["by_hand"] == f"{name} must be restarted then"
         bare.carry_out(finding)
         server.restart()
         bare.hasten()
