@@ -6,10 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.failover.checks.model import Needs
-
 if TYPE_CHECKING:
-    from services.failover.checks.model import Check
     from services.failover.model.view import Node, NodeState, View
     from services.postgres.slots import Slot
 
@@ -56,32 +53,6 @@ class Facts:
     def both(self) -> tuple[tuple[Node, NodeState, Node, NodeState], ...]:
         """Primary and standby; empty where either is missing."""
         return tuple((*above, *below) for above in self.above for below in self.below)
-
-    def missing(self, check: Check) -> list[str]:
-        """Return which servers a check needs and does not have, each as a reason."""
-        found = []
-        if check.needs in (Needs.PRIMARY, Needs.BOTH) and not self.above:
-            found.append("no node answers as the primary")
-        if check.needs in (Needs.STANDBY, Needs.BOTH) and not self.below:
-            found.append("no node answers as a standby")
-        if check.wants:
-            found += [
-                f"{subscriber.name} does not answer: the slots that it needs are unknown"
-                for subscriber in self.view.subscribers
-                if not subscriber.usable
-            ]
-        return found
-
-    def hidden(self, check: Check) -> list[str]:
-        """Return the settings that a check reads and that are unknown."""
-        nodes = [*self.above] if check.needs in (Needs.PRIMARY, Needs.BOTH) else []
-        nodes += [*self.below] if check.needs in (Needs.STANDBY, Needs.BOTH) else []
-        return [
-            f"{name} of {node.name} is not known to our role"
-            for node, state in nodes
-            for name in check.reads
-            if name not in state.settings
-        ]
 
     def upstream(self, slot: str) -> Slot | None:
         """Return the slot on the primary, None if it has none of that name."""

@@ -65,10 +65,36 @@ class Check:
         """Return the findings, also those not judged: at least one if the check applies."""
         if not self.applies(facts):
             return ()
-        missing = [Seen("", "", unknown=why) for why in facts.missing(self)]
-        hidden = [Seen("", "", unknown=why) for why in facts.hidden(self)]
+        missing = [Seen("", "", unknown=why) for why in self._missing(facts)]
+        hidden = [Seen("", "", unknown=why) for why in self._hidden(facts)]
         seen = [*missing, *hidden, *(self.judge(facts) if not hidden else ())]
         return tuple(map(self._finding, seen or [Seen("", "")]))
+
+    def _missing(self, facts: Facts) -> list[str]:
+        """Return which servers a check needs and does not have, each as a reason."""
+        found = []
+        if self.needs in (Needs.PRIMARY, Needs.BOTH) and not facts.above:
+            found.append("no node answers as the primary")
+        if self.needs in (Needs.STANDBY, Needs.BOTH) and not facts.below:
+            found.append("no node answers as a standby")
+        if self.wants:
+            found += [
+                f"{subscriber.name} does not answer: the slots that it needs are unknown"
+                for subscriber in facts.view.subscribers
+                if not subscriber.usable
+            ]
+        return found
+
+    def _hidden(self, facts: Facts) -> list[str]:
+        """Return the settings that a check reads and that are unknown."""
+        nodes = [*facts.above] if self.needs in (Needs.PRIMARY, Needs.BOTH) else []
+        nodes += [*facts.below] if self.needs in (Needs.STANDBY, Needs.BOTH) else []
+        return [
+            f"{name} of {node.name} is not known to our role"
+            for node, state in nodes
+            for name in self.reads
+            if name not in state.settings
+        ]
 
     def _finding(self, seen: Seen) -> Finding:
         wrong = bool(seen.what)
