@@ -88,7 +88,7 @@ def require_rejoinable(cluster: Cluster, plan: Plan) -> list[str]:
 def preflight(step: Step, cluster: Cluster) -> Source:
     """Check everything that a rejoin needs; return the source that the node is rebuilt from.
 
-    Raise SettingsError (another server's folder), SetupError, links.Unreachable.
+    Raise SettingsError (another server's folder), SetupError, Unreachable.
     """
     machine = cluster.machines[step.server]
     folder = DataFolder(machine, step.text)

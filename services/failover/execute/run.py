@@ -124,7 +124,7 @@ class Run:
         """Plan and perform steps until nothing is left to do.
 
         With `undo`, a failure before the promotion is rolled back. Raise what the planner and
-        steps.perform raise, with the present state of the servers in the hint. Steps that fail once
+        `perform` raise, with the present state of the servers in the hint. Steps that fail once
         writes are accepted again, and those of a subscriber that is lost, are left for another run.
         """
         plan, view = plan_patiently(self.cluster, planner, view, request, self._wait)

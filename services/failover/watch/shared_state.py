@@ -3,7 +3,7 @@
 leads     the replica whose session has the advisory lock; it ends with the process, and where the
           machine is gone without a word, the server ends the session after `idle_s` seconds. Where
           a Lease elects (watch.lease), only its holder takes the lock
-paused    one row that all replicas follow (watch.pausing)
+paused    one row that all replicas follow (watch.pause)
 at work   who holds the commands' lock
 entries   the journal's last entries
 """
