@@ -16,6 +16,7 @@ from schemas.settings import Settings, load_settings, require
 from services.adoption.adoption import Adoption, AdoptionPlan
 from services.adoption.connect_offsets import ConnectOffsets
 from services.adoption.connector import Connector, connector_of
+from services.adoption.failpoints import OF_A_RELEASE, OF_AN_ADOPTION
 from services.adoption.last_records import OPERATION
 from services.adoption.properties import read_properties
 from services.adoption.release import Release
@@ -95,7 +96,7 @@ def adopt(
         _require_alike(translation, settings)
         with contextlib.ExitStack() as stack:
             primary, topics, check = stack.enter_context(open_stopped(settings, OPERATION))
-            failpoints.arm()
+            failpoints.arm(OF_AN_ADOPTION + OF_A_RELEASE)
             offset = ConnectOffsets(require(settings.kafka, "kafka"), connector).read().offset
             margin_ms = clock_margin_s * 1000
             adoption = Adoption(settings, primary, topics, check, connector, offset, margin_ms)
@@ -203,7 +204,7 @@ def release(
                 "key.converter.schemas.enable=false with JsonConverter, and kafka.key_format json",
             )
         with open_stopped(settings, OPERATION) as (primary, topics, check):
-            failpoints.arm()
+            failpoints.arm(OF_AN_ADOPTION + OF_A_RELEASE)
             offsets = ConnectOffsets(kafka, connector)
             giving = Release(settings, primary, topics, check, offsets)
             lsn = giving.plan()

@@ -66,26 +66,11 @@ OF_A_RECOVERY: Final = (
     "recover sent",  # the differences are in the open Kafka transaction
     "recover committed",  # Kafka has it all, the origin knows nothing of it
 )
-OF_AN_ADOPTION: Final = (
-    "adopt looked",  # slot, offset and prefix are looked at, nothing is read
-    "adopt fenced",  # no other producer can write any more, nothing else has happened
-    "adopt planned",  # the topics are read, and what Kafka lacks is known
-    "adopt failover",  # the slot is a failover slot, Kafka has nothing of ours
-    "adopt sent",  # the events are in the open Kafka transaction
-    "adopt committed",  # Kafka has the first progress record, the origin knows nothing of it
-)
-OF_A_RELEASE: Final = (
-    "release offset",  # Kafka Connect has the offset, the bridge could still go on
-    "release forgotten",  # the progress record is removed, the origin is not dropped
-)
 OF_A_PUBLICATION: Final = (
     "rows noted",  # it is changed, the signal topic has no signal for the rows that are asked for
     "rows asked for",  # the signal topic has it, the publication's comment still has the note
 )
-_ALL: Final = (
-    *(FAILPOINTS + OF_A_SNAPSHOT + OF_A_SIGNAL),
-    *(OF_A_RECOVERY + OF_AN_ADOPTION + OF_A_RELEASE + OF_A_PUBLICATION),
-)
+_ALL: Final = FAILPOINTS + OF_A_SNAPSHOT + OF_A_SIGNAL + OF_A_RECOVERY + OF_A_PUBLICATION
 
 
 class _Armed:
@@ -100,18 +85,19 @@ class _Armed:
 _armed = _Armed()
 
 
-def arm() -> None:
-    """Read the environment. Raise SettingsError for an unknown failpoint."""
+def arm(further: tuple[str, ...] = ()) -> None:
+    """Read the environment. Raise SettingsError for a failpoint not listed here or in `further`."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return
     name, _, rest = text.partition(":")
     number, _, action = rest.partition(":")
-    if name not in _ALL or not number.isdigit() or action not in ("", "stop"):
+    known = _ALL + further
+    if name not in known or not number.isdigit() or action not in ("", "stop"):
         raise SettingsError(
             f"{VARIABLE}={text!r} is not a failpoint",
             operation="read settings",
-            hint=f"unset it; known failpoints: {', '.join(_ALL)}",
+            hint=f"unset it; known failpoints: {', '.join(known)}",
         )
     _armed.name = name
     _armed.passages_left = int(number)

@@ -19,8 +19,9 @@ from schemas.errors import ExitCode
 from schemas.events import snapshot_topic
 from schemas.recovery import RecoveryRecord
 from schemas.snapshot import SnapshotProgress
+from services.adoption.failpoints import OF_A_RELEASE, OF_AN_ADOPTION
 from services.adoption.offsets import offset_key, read_map, write_map
-from services.bridge.failpoints import OF_A_RELEASE, OF_AN_ADOPTION, VARIABLE
+from services.bridge.failpoints import VARIABLE
 from services.bridge.snapshot.progress import progress_event
 from services.bridge.source.witness import ORIGIN_PREFIX
 from services.testbed.java import SHORT_LIVED
