@@ -14,7 +14,6 @@ slot: it is run again. Killed after it, the bridge goes on.
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import structlog
@@ -44,8 +43,7 @@ from services.adoption.tails import (
 )
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
-from services.bridge.hanging.republish import settle_all
-from services.bridge.hanging.transactions import require_told
+from services.bridge.hanging import settle_all
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.placement import placement_of, with_keyless_spread
 from services.bridge.recovery.resume_record import Records
@@ -134,7 +132,6 @@ class Adoption:
         self._batches = OverlapBatches(settings, primary, topics, self._shaping, self._reading)
         self._producer = TransactionalProducer(
             *(self._kafka, self._bridge, topics, self._source.slot, Refused()),
-            on_disturbance=partial(require_told, topics, self._source.slot, lambda: None),
         )
 
     def close(self) -> None:

@@ -8,7 +8,6 @@
 Killed in between, it is run again.
 """
 
-from functools import partial
 from typing import Final
 
 import structlog
@@ -20,8 +19,7 @@ from schemas.settings import Settings, require
 from services.adoption.connect_offsets import ConnectOffsets
 from services.adoption.offsets import released_offset
 from services.bridge.failpoints import reach
-from services.bridge.hanging.republish import settle_all
-from services.bridge.hanging.transactions import require_told
+from services.bridge.hanging import settle_all
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.dead_letters import Refused
@@ -100,7 +98,6 @@ class Release:
         slot = self._source.slot
         producer = TransactionalProducer(
             *(self._kafka, self._bridge, self._topics, slot, Refused()),
-            on_disturbance=partial(require_told, self._topics, slot, lambda: None),
         )
         try:
             producer.begin_session()

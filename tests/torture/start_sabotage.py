@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.events import ProgressRecord
-from services.bridge.hanging import decision, republish, transactions
+from services.bridge import hanging
+from services.bridge.hanging import decision, transactions
 from services.bridge.hanging import notes as hanging_notes
 from services.bridge.progress import consistency
 from services.bridge.recovery import staged_transactions, start_check
@@ -34,7 +35,7 @@ def _not_settled() -> None:
     def nothing(*_arguments: Any) -> None:
         return
 
-    put(republish, "settle", nothing)
+    put(hanging, "settle", nothing)
 
 
 @mistake("what is ended as committed is not noted before", "markers lost")
@@ -62,7 +63,7 @@ def _not_again() -> None:
     ) -> None:
         hanging_notes.clear(topics, notes, while_waiting)
 
-    put(republish, "_finish", forget)
+    put(hanging, "publish_lost", forget)
 
 
 @mistake("the turn is not passed on to the other producer", "markers lost")

@@ -1,13 +1,11 @@
-"""Ends hanging transactions, and publishes records again that an earlier attempt has lost.
+"""Publishes records again that were lost as a bridge died while it ended their transaction.
 
-    settle      what hangs is committed or aborted, as it was decided    (transactions)
     judge       each note that is left over, by what its partitions show (republish_plan)
     publish     in one Kafka transaction: the lost records, as they were and where they were; the
                 progress record that covers them; tombstones of the notes
-    again       until there is no note: what was published may hang, too
 
-A kill before that transaction is committed leaves all as it was. What can't be published again is
-told, and the bridge ends; nothing else was written by then.
+A kill before that transaction is committed leaves all as it was. Where records can't be published
+again, an error names them, and the bridge ends; nothing else was written by then.
 """
 
 import time
@@ -19,14 +17,13 @@ import structlog
 from schemas.errors import OperatorNeeded
 from schemas.events import HangingRange, ProgressRecord, SettlingNote, progress_topic
 from services.bridge.events.event import Event
-from services.bridge.hanging.notes import clear, read_notes
+from services.bridge.hanging.notes import clear
 from services.bridge.hanging.republish_plan import Judged, Terms, each_once, further, judge_range
-from services.bridge.hanging.transactions import Judge, settle
+from services.bridge.hanging.transactions import Judge
 from services.bridge.progress.errors import RECOVER
 from services.bridge.recovery.event_positions import KafkaRecord, record_of
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
-from services.bridge.source.database import Primary
 from services.kafka.records import READ_DEADLINE_S
 
 logger = structlog.get_logger(__name__)
@@ -41,27 +38,7 @@ class StartJudge(Judge, Protocol):
     go_on_without_lost: bool
 
 
-def settle_all(
-    topics: Topics,
-    producer: TransactionalProducer,
-    primary: Primary,
-    slot: str,
-    while_waiting: Callable[[], None],
-    judge: StartJudge,
-) -> None:
-    """End all hanging transactions of this bridge; publish records again that this has lost.
-
-    Raise as `settle`; OperatorNeeded where what is lost can't be published again.
-    """
-    while True:
-        settle(topics, producer, primary, slot, while_waiting, judge)
-        notes = read_notes(topics, slot)
-        if not notes:
-            return
-        _finish(topics, producer, slot, notes, while_waiting, judge)
-
-
-def _finish(
+def publish_lost(
     topics: Topics,
     producer: TransactionalProducer,
     slot: str,
@@ -69,6 +46,10 @@ def _finish(
     while_waiting: Callable[[], None],
     judge: StartJudge,
 ) -> None:
+    """Publish what the `notes` show to be lost, and remove them.
+
+    Raise OperatorNeeded where that is impossible and no operator has accepted the loss.
+    """
     last = topics.last_progress(slot)
     covers = last
     for note in notes.values():
@@ -80,7 +61,7 @@ def _finish(
     found = [(noted, _judge_range(topics, noted, terms, while_waiting)) for noted in ranges]
     problems = [(noted, judged.problem) for noted, judged in found if judged.problem]
     if problems:
-        _tell(problems, slot, covers, go_on=judge.go_on_without_lost)
+        _require_accepted(problems, slot, covers, go_on=judge.go_on_without_lost)
     again = each_once(found)
     if not again and covers is last:
         clear(topics, notes, while_waiting)
@@ -150,7 +131,7 @@ def _read(
     return found
 
 
-def _tell(
+def _require_accepted(
     problems: Sequence[tuple[HangingRange, str]],
     slot: str,
     covers: ProgressRecord | None,

@@ -1,10 +1,9 @@
 """Ends transactions that Kafka has decided, but whose marker some partitions lack.
 
 A coordinator writes the markers of a transaction that it has decided, and then takes it for
-complete. Kafka 4.3.0 to 4.4.0 skip the markers of partitions that have no leader at that moment, as
-if they were deleted (KAFKA-20734): of all partitions, where a broker without replicas elsewhere
-stops or dies (seen: one stop in ten to forty under load). What is not marked hides for ever, from
-readers of committed records, all that follows it. Kafka's own remedy is an operator with
+complete. The brokers of `hanging` skip the markers of partitions that have no leader at that
+moment, as if they were deleted: of all partitions, where a broker without replicas elsewhere stops
+or dies (measured: one stop in ten to forty under load). Kafka's own remedy is an operator with
 `kafka-transactions.sh abort`, which loses what was decided to be committed.
 
 A marker of the same producer id ends it as well. So at the start of a session, when no transaction
@@ -24,11 +23,10 @@ left alone, or none the worse for a marker of ours.
 """
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import structlog
-from confluent_kafka import Message
 
 from schemas.errors import ExitCode, Retryable
 from schemas.events import (
@@ -52,10 +50,9 @@ from services.bridge.recovery.event_positions import (
     Lost,
     is_note,
     is_settling,
-    position_of_record,
-    record_of,
     remaining,
 )
+from services.bridge.recovery.last_events import OTHERS_RECORDS, last_positions, position_in
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.markers import TransactionHangs
 from services.bridge.sink.offsets import Partition
@@ -75,10 +72,6 @@ PATIENCE_S: Final = 1.5
 """How long a partition's last stable offset must stay the same to count as stuck."""
 _SOON_S: Final = 0.02
 _LOOK_S: Final = 0.25
-_TAIL_RECORDS: Final = 20
-_HIDDEN_RECORDS: Final = 1000
-"""How many hidden records of a partition are looked at: another producer's may hide ours. As many
-visible ones, which tell no position, end the look for those that do."""
 _ROUNDS_MAX: Final = 4
 """Two transactions may hang, each of either producer; what then stays is not ours."""
 
@@ -127,7 +120,7 @@ def settle(
         tried |= {*ending.partitions}
         _end(topics, producer, slot, ending, last if covered(ours, last) else record, while_waiting)
     else:
-        require_told(topics, slot, while_waiting)
+        require_none_hanging(topics, slot, while_waiting)
         stuck = _stuck(topics, while_waiting)
         if not stuck:
             return
@@ -140,7 +133,7 @@ def settle(
     producer.markers.hide(stuck)
 
 
-def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
+def require_none_hanging(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
     """Raise TransactionHangs if a transaction of this bridge hangs; none of them may be open.
 
     After the loss of a broker: before the producer of the last transaction but one writes again.
@@ -171,7 +164,7 @@ def _was_committed(
         record,
         confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
         origin_lsn=max(primary.origin_lsn() or 0, primary.former_lsn() or 0),
-        shown=[position for position in shown(topics, stuck) if remaining(position, lost)],
+        shown=[position for position in last_positions(topics, stuck) if remaining(position, lost)],
         behind=read_visible(topics, slot).hidden if record is not None else (),
     )
 
@@ -283,48 +276,16 @@ def _first_position(
     """
     prepared = reader.topic == prepared_topic(topics.prefix)
     end = reader.bounds()[1]
-    stop = end if prepared else min(end, offset + _HIDDEN_RECORDS)
+    stop = end if prepared else min(end, offset + OTHERS_RECORDS)
     under_prefix = reader.topic.startswith(f"{topics.prefix}.")
     deadline = time.monotonic() + READ_DEADLINE_S
     for message in reader.messages(offset, stop, deadline):
-        position = _position(topics, message)
+        position = position_in(topics, message)
         settles = is_settling(message.key(), message.value())
         alone = alone or (settles and under_prefix and message.offset() == offset)
         if position is not None or not (alone or settles):
             return position, alone or position is not None
     return None, alone
-
-
-def _position(topics: Topics, message: Message) -> EventPosition | None:
-    record = record_of(message)
-    outbox, schema_text = topics.is_outbox(record.topic), topics.schema_text
-    return position_of_record(record, topics.prefix, outbox=outbox, schema_text=schema_text)
-
-
-def shown(topics: Topics, stuck: Container[Partition] = ()) -> Iterable[EventPosition]:
-    """Yield the positions of the last visible events of each partition that shows all it has."""
-    for topic, partition in topics.event_partitions():
-        if (topic, partition) not in stuck:
-            yield from _last_positions(topics, topic, partition)
-
-
-def _last_positions(topics: Topics, topic: str, partition: int) -> list[EventPosition]:
-    """Read backwards, more at each step, until visible events tell their positions.
-
-    A transaction that was aborted since may have left any number of records behind them.
-    """
-    with topics.reader(topic, partition) as reader:
-        deadline = time.monotonic() + READ_DEADLINE_S
-        low, stop = reader.bounds()
-        step, silent = _TAIL_RECORDS, 0
-        while stop > low and silent < _HIDDEN_RECORDS:
-            start = max(low, stop - step)
-            tail = [_position(topics, one) for one in reader.messages(start, stop, deadline)]
-            if found := [position for position in tail if position is not None]:
-                return found
-            silent += len(tail)  # of other producers
-            stop, step = start, 2 * step
-    return []
 
 
 def _names(partitions: Mapping[Partition, int]) -> str:

@@ -19,7 +19,6 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import structlog
@@ -31,11 +30,11 @@ from schemas.settings import Settings, require
 from services.bridge.events.event import Event
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
-from services.bridge.hanging.republish import settle_all
-from services.bridge.hanging.transactions import require_told, shown
+from services.bridge.hanging import settle_all
 from services.bridge.progress.consistency import Witnesses, reached
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.accept_divergence import lost_staging
+from services.bridge.recovery.last_events import last_positions
 from services.bridge.recovery.placement import placement_of
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.start_check import StartCheck
@@ -185,9 +184,6 @@ class Repair:
         return TransactionalProducer(
             *(self._kafka, self._bridge, self._topics, self._source.slot, self._refused),
             while_waiting=self._while_waiting,
-            on_disturbance=partial(
-                require_told, self._topics, self._source.slot, self._while_waiting
-            ),
         )
 
     def _fence(self, producer: TransactionalProducer) -> ProgressRecord | None:
@@ -214,7 +210,7 @@ class Repair:
     def _known_lsn(self, folded_lsn: int, last: ProgressRecord | None) -> int:
         """Return a position that is beyond all events in Kafka, and beyond the origin."""
         recorded_lsn = 0 if last is None else reached(last)
-        self._shown = max([one[:2] for one in shown(self._topics)], default=(0, 0))
+        self._shown = max([one[:2] for one in last_positions(self._topics)], default=(0, 0))
         beyond_lsn = self._shown[0] + 1
         noted = max(self._primary.origin_lsn() or 0, self._primary.former_lsn() or 0)
         return max(folded_lsn, recorded_lsn, noted, beyond_lsn)

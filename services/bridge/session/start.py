@@ -26,8 +26,7 @@ from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.topic_owners import TopicOwners
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.failpoints import reach
-from services.bridge.hanging.republish import settle_all
-from services.bridge.hanging.transactions import require_told
+from services.bridge.hanging import settle_all
 from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.errors import Diverged
 from services.bridge.progress.ledger import Ledger, Position, resume_at
@@ -159,7 +158,6 @@ class _Opening:
         producer = TransactionalProducer(
             *(self._kafka, self._bridge, topics, self._slot, refused),
             while_waiting=self._waiting,
-            on_disturbance=partial(require_told, topics, self._slot, self._waiting),
         )
         self._resources.callback(producer.abandon)
         producer.begin_session()

@@ -86,7 +86,7 @@ class MarkerCheck:
         `judge` raises OperatorNeeded where partitions have lost what they had acknowledged.
         """
         self._topics = topics
-        self._look = look
+        self.look = look
         self._while_waiting = while_waiting
         self._judge = judge
         self._closed = False
@@ -139,7 +139,7 @@ class MarkerCheck:
         while behind := self._behind(ends, self._answers(before.stable, committed=True)):
             if time.monotonic() > deadline:
                 self._require_kept({partition: ends[partition] for partition in behind})
-                self._look()
+                self.look()
                 self._leave(behind, ends)
                 break
             self._while_waiting()
@@ -203,7 +203,7 @@ class MarkerCheck:
         if not moved:
             return
         if any(offset < self._hidden[at] for at, offset in moved.items()):
-            self._look()
+            self.look()
         for at, offset in moved.items():
             if offset < self._hidden[at]:
                 self._others[at] = offset

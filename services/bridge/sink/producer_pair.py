@@ -1,10 +1,9 @@
 """Two producers that take turns: the abort of a transaction does not undo the one before it.
 
 A marker ends all that its producer id has open in a partition. Where a coordinator has skipped the
-markers of a transaction that it had decided (`hanging` tells when), the next
-transaction of the same id decides over both: aborted, it takes along what Kafka had said was
-committed. With two ids, in turns, the earlier one stays as it is until `hanging` has
-ended it.
+markers of a transaction that it had decided (`hanging` says when), the next transaction of the same
+id decides over both: aborted, it takes along what Kafka had said was committed. With two ids, in
+turns, the earlier one stays as it is until `hanging` has ended it.
 """
 
 import time

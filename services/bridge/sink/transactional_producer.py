@@ -65,16 +65,14 @@ class TransactionalProducer:
         refused: Refused | None = None,
         *,
         while_waiting: Callable[[], None] = lambda: None,
-        on_disturbance: Callable[[], None] = lambda: None,
     ) -> None:
         """Make the pair of producers and the checks of where their transactions ended.
 
-        `on_disturbance` raises Retryable where a transaction of this bridge hangs; it is called
-        when the partitions of a transaction do not tell in time that it has ended.
+        `hanging.settle_all` gives `markers` its `look`.
         """
         self._go_on_without_lost = bridge.on_lost_records == "continue"
         self.tails = Tails(slot, kafka.topic_prefix, partial(cut_off, kafka))
-        self.markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
+        self.markers = MarkerCheck(topics, lambda: None, while_waiting, self.tails.judge)
         self._touched: set[str] = set()
         self._counts: dict[str, int] = {}
         self._while_waiting = while_waiting

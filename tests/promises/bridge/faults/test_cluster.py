@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
-from services.bridge.hanging.transactions import require_told
+from services.bridge.hanging.transactions import require_none_hanging
 from services.bridge.sink import partition_ends
 from services.bridge.sink.leader_epochs import cut_off
 from services.bridge.sink.markers import MarkerCheck
@@ -106,8 +106,8 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
         BridgeSettings(),
         topics,
         "mine",
-        on_disturbance=lambda: require_told(topics, "mine", lambda: None),
     )
+    producer.markers.look = lambda: require_none_hanging(topics, "mine", lambda: None)
     producer.begin_session()
     leader = eventually(lambda: leader_of(cluster, alone), what="it has a leader")
     assert leader is not None

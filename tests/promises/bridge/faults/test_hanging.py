@@ -17,6 +17,7 @@ from schemas.errors import ExitCode
 from schemas.settings import KafkaSettings
 from services.bridge.failpoints import VARIABLE
 from services.bridge.hanging import transactions as hanging_transactions
+from services.bridge.recovery.last_events import TAIL_RECORDS
 from services.bridge.sink.topics import Topics
 from services.testbed.kafka import KafkaBroker
 from services.testbed.pair import set_parameter
@@ -274,7 +275,7 @@ def test_visible_events_prove_a_commit_behind_any_number_of_aborted_records(
     assert "public.t-1" in names and len(names) >= 3, names
     own_kafka.start()
     following = begin_following(bridge, record)
-    for _ in range(3 * hanging_transactions._TAIL_RECORDS):
+    for _ in range(3 * TAIL_RECORDS):
         following.produce(topic, b"{}", b"{}", partition=0)
     assert following.flush(patient(30)) == 0
     bridge.start()
