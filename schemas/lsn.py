@@ -1,4 +1,4 @@
-"""WAL positions (LSN): a 64-bit int inside, PostgreSQL's ``X/X`` at the edges.
+"""WAL positions (LSN): a 64-bit int inside, PostgreSQL's ``X/X`` at the edges. Pure.
 
 Source: PostgreSQL documentation 8.20 "pg_lsn Type"; src/backend/utils/adt/pg_lsn.c.
 """

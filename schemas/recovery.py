@@ -1,4 +1,4 @@
-"""The records of `<prefix>.recovery`: one for each repair by `slotbridge recover`."""
+"""The records of `<prefix>.recovery`: one for each repair by `slotbridge recover`. Pure."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -1,4 +1,4 @@
-"""The settings of the section `shaping`: which changes are published, how, and where to.
+"""The settings of the section `shaping`: which changes are published, how, and where to. Pure.
 
 A table pattern is `schema.table`, a column pattern a name; in both `*` stands for any characters.
 The first dot parts schema and table. Templates are names of topics with `{prefix}`, `{schema}` and

@@ -1,4 +1,4 @@
-"""The snapshot: its settings, and the records of `<prefix>.snapshot`, one for each table.
+"""The snapshot: its settings, and the records of `<prefix>.snapshot`, one for each table. Pure.
 
     topic               key                  value
     <prefix>.snapshot   SnapshotKey          SnapshotProgress

@@ -4,6 +4,8 @@ lsn=0/1A2B3C     wait for what was committed before
 in=kafka|tables  where: each program answers for its own
 timeline=2       the timeline that the LSN was read on; optional
 timeout_s=30     0 to WAIT_MAX_S; more is as WAIT_MAX_S
+
+Pure.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The result of an audit: of each table, and as a whole."""
+"""The result of an audit: of each table, and as a whole. Pure."""
 
 import json
 from dataclasses import asdict, dataclass, field

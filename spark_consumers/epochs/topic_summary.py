@@ -1,4 +1,4 @@
-"""The summary of one table's events in an epoch, over the partitions of its topic."""
+"""The summary of one table's events in an epoch, over the partitions of its topic. Pure."""
 
 import base64
 from collections.abc import Iterable

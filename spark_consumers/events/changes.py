@@ -1,4 +1,4 @@
-"""Events to row changes: pure DataFrame -> DataFrame. No I/O, no UDF, nothing collected.
+"""Events to row changes, DataFrame -> DataFrame. Pure: no I/O, no UDF, nothing collected.
 
     records   Kafka's: topic partition offset key value, and `placeholder_values`, the text of that
               header

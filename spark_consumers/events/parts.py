@@ -1,4 +1,4 @@
-"""Where the events of a rebuild's part end: pure DataFrame -> DataFrame, as in `changes`."""
+"""Where the events of a rebuild's part end: DataFrame -> DataFrame, as in `changes`. Pure."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F

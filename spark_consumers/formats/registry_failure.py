@@ -1,4 +1,4 @@
-"""A failure of the schema registry, told by an executor through an error of Spark."""
+"""A failure of the schema registry, told by an executor through an error of Spark. Pure."""
 
 import json
 from typing import Final

@@ -1,6 +1,6 @@
 """What the chart takes from the settings' classes: values.schema.json, and the table of its README.
 
-python -m tests.chart.generate      writes both, and the golden renderings
+python -m tests.chart.generate      writes both, and the pages and examples made from the code
 """
 
 import json
@@ -18,6 +18,7 @@ from schemas.settings import Settings
 from tests.chart.commands_page import commands_page
 from tests.chart.dashboards import DASHBOARDS, dashboard
 from tests.chart.metrics_page import metrics_page
+from tests.chart.modules_table import PAGE, architecture_page
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "helm" / "slotbridge"
@@ -249,6 +250,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs/reference/settings.md": page(),
         ROOT / "docs/reference/metrics.md": metrics_page(),
         ROOT / "docs/reference/commands.md": commands_page(),
+        PAGE: architecture_page(),
         ROOT / "docs/reference/configuration.schema.json": schema_file_text(),
         ROOT / "examples" / "bridge.yaml": example_file(),
         ROOT / "examples" / "failover.yaml": example_file(["failover"]),

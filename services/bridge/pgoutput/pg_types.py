@@ -1,6 +1,7 @@
 """Names of PostgreSQL's built-in types by oid: pg_type of 18.6, oids below 10000, no row types.
 
 pgoutput describes only types that are not built in; built-in oids never change between versions.
+Pure.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Translates a server's refusal: retry, or an operator must change something.
+"""Translates a server's refusal: retry, or an operator must change something. Pure.
 
 Source: PostgreSQL documentation, appendix A "PostgreSQL Error Codes".
 """

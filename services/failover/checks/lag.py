@@ -1,6 +1,7 @@
 """How far the standby is behind: the loss if the primary dies now, and a promotion's duration.
 
 Source: PostgreSQL documentation 27.2.4 pg_stat_replication, 9.28.4 Recovery Control Functions.
+Pure.
 """
 
 from __future__ import annotations
