@@ -33,6 +33,7 @@ from tests.providers.slots import advance_until_ready
 from tests.providers.waiting import eventually
 
 CUT = ("standby-cut-off", "standby-streams", "slotsync-worker", "listed-slot-inactive")
+PASSWORD = "primary-conninfo-password"
 FENCED = "'timeline 1 by x@y since then'"
 LIST = "SHOW synchronized_standby_slots"
 HELD = (
@@ -135,13 +136,15 @@ def test_primary_conninfo_without_a_database(sound: Examiner) -> None:
         changed = conninfo.replace(" dbname=postgres", dbname)
         set_on(sound.trio.standby, primary_conninfo=quoted(changed))
         sound.hasten()
-        found = sound.expect("primary-conninfo-dbname", "slotsync-worker")
+        found = sound.expect("primary-conninfo-dbname", "slotsync-worker", PASSWORD)
         assert "hush" not in str(found)
     ran = sound.fix()
     assert "hush" not in ran.out + ran.err
     after = ask(sound.trio.standby, "SHOW primary_conninfo")
     for part in ("password='hush'", "dbname='postgres'", "application_name='standby_1'"):
         assert part in after
+    without = sound.trio.primary.conninfo(application_name="standby_1")
+    set_on(sound.trio.standby, primary_conninfo=quoted(without))
 
 
 def test_a_standby_that_was_left_cut_off(sound: Examiner, tmp_path: Path) -> None:
@@ -150,17 +153,17 @@ def test_a_standby_that_was_left_cut_off(sound: Examiner, tmp_path: Path) -> Non
     before = primary.conninfo(application_name="standby_1", password="hush")
     nowhere = cut_off(parse_conninfo(before, subject="b")).text
     set_on(standby, primary_conninfo=quoted(nowhere))
-    found = sound.expect(*CUT)
+    found = sound.expect(*CUT, PASSWORD)
     (finding,) = found["standby-cut-off"]
     assert (finding["subject"], finding["severity"]) == ("b", "critical")
     assert "has cut b off from every primary" in finding["what"]
     assert f"it led to 127.0.0.1:{primary.port}" in finding["evidence"]
     assert "hush" not in str(found)
     set_on(primary, default_transaction_read_only="on", **{"slotfailover.fenced": FENCED})
-    fenced = sound.expect(*CUT, "primary-fenced")["standby-cut-off"][0]["remedy"]
+    fenced = sound.expect(*CUT, PASSWORD, "primary-fenced")["standby-cut-off"][0]["remedy"]
     assert (fenced["sql"], "slotfailover resume" in fenced["text"]) == ([], True)
     reset_on(primary, "default_transaction_read_only", "slotfailover.fenced")
-    sound.expect(*CUT)
+    sound.expect(*CUT, PASSWORD)
     settings, _ = settings_of(sound.config)
     with Cluster(settings, admin=True) as cluster:
         view = cluster.survey()
@@ -170,6 +173,8 @@ def test_a_standby_that_was_left_cut_off(sound: Examiner, tmp_path: Path) -> Non
     after = ask(standby, "SHOW primary_conninfo")
     assert "password='hush'" in after
     assert "slotfailover-cut" not in after
+    without = primary.conninfo(application_name="standby_1")
+    set_on(standby, primary_conninfo=quoted(without))
     sound.hasten()
 
 
