@@ -130,6 +130,7 @@ def _snapshot_is_unfinished(one: Taken) -> None:
             "rows": 1,
             "chunks": 1,
             "done": False,
+            "waiting": 1,
             "timeline": 1,
             "commit_lsn": 1,
             "seq": 0,
