@@ -135,8 +135,8 @@ def ends_as_truncated(data: bytes) -> bool:
 
 def truncated(kept: bytes, whole: bytes) -> bytes:
     """Return what stands in an event for `whole`, of which it has `kept`."""
-    told = json.dumps({"size_bytes": len(whole), "sha256": sha256(whole)}, separators=(",", ":"))
-    return kept + f"[{_TRUNCATED}:{told}]".encode()
+    details = json.dumps({"size_bytes": len(whole), "sha256": sha256(whole)}, separators=(",", ":"))
+    return kept + f"[{_TRUNCATED}:{details}]".encode()
 
 
 def reference_of(value: bytes, *, prefix: str) -> Reference | None:

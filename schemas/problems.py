@@ -95,11 +95,11 @@ def problems(error: ValidationError, path: Path, settings: type[BaseModel]) -> l
 def explained(error: ValidationError, path: Path, settings: type[BaseModel]) -> SettingsError:
     """Return one error that tells all problems of `error`, with the remedies of unknown keys."""
     found = problems(error, path, settings)
-    told = [problem.sentence() for problem in found[:SHOWN_MAX]]
+    sentences = [problem.sentence() for problem in found[:SHOWN_MAX]]
     if len(found) > SHOWN_MAX:
-        told.append(f"and {len(found) - SHOWN_MAX} more problems")
+        sentences.append(f"and {len(found) - SHOWN_MAX} more problems")
     hints = [problem.hint for problem in found[:SHOWN_MAX] if problem.unknown] or [found[0].hint]
-    return SettingsError("; ".join(told), operation=_OPERATION, hint=" ".join(hints))
+    return SettingsError("; ".join(sentences), operation=_OPERATION, hint=" ".join(hints))
 
 
 def _unknown_first(problem: Problem) -> bool:

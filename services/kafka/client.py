@@ -121,9 +121,9 @@ class Complaints:
         """Return the `kafka_error` of an earlier complaint, if that explains more than `error`."""
         if self.refusal is not None:
             return kafka_error(KafkaException(self.refusal), operation, subject)
-        said = error.args[0].str() if self.last is None else self.last.str()
-        told = KafkaException(KafkaError(error.args[0].code(), said))
-        return kafka_error(told, operation, subject)
+        reason = error.args[0].str() if self.last is None else self.last.str()
+        clearer = KafkaException(KafkaError(error.args[0].code(), reason))
+        return kafka_error(clearer, operation, subject)
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class SchemaRegistry:
     def _waited(self, ask: Callable[[], _Answer], while_waiting: Callable[[], None]) -> _Answer:
         """Ask the registry until it answers; raise the last Retryable after the deadline."""
         deadline = time.monotonic() + self._settings.deadline_ms / 1000
-        told = False
+        logged = False
         while True:
             while_waiting()
             try:
@@ -134,8 +134,8 @@ class SchemaRegistry:
             except Retryable as error:
                 if time.monotonic() > deadline:
                     raise
-                if not told:
-                    told = True
+                if not logged:
+                    logged = True
                     logger.warning("waiting for the schema registry", reason=str(error))
                 time.sleep(_PAUSE_S)
 

@@ -100,8 +100,8 @@ class _Watched(SpanExporter):
         self._lock = threading.Lock()
         self._waiting = 0
         self._fails = False
-        self._told = _LastMessage()
-        _LIBRARY.handlers, _LIBRARY.propagate = [self._told], False
+        self._last_message = _LastMessage()
+        _LIBRARY.handlers, _LIBRARY.propagate = [self._last_message], False
 
     def admit(self, waiting_max: int) -> bool:
         """Tell whether one more span may wait for `export`; one that may not is counted."""
@@ -122,7 +122,7 @@ class _Watched(SpanExporter):
             fails = result is not SpanExportResult.SUCCESS
             self._outcomes.labels("failed" if fails else "exported").inc(len(spans))
             if fails and not self._fails:
-                logger.warning("the collector takes no spans", reason=self._told.text)
+                logger.warning("the collector takes no spans", reason=self._last_message.text)
             elif self._fails and not fails:
                 logger.info("the collector takes spans again")
             self._fails = fails

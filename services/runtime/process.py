@@ -174,8 +174,8 @@ def metrics_route(registry: "CollectorRegistry | None") -> "BaseRoute":
 def _probe(passed: bool, why_not: str = "", remark: str = "") -> "Response":
     from starlette.responses import PlainTextResponse
 
-    told = ": ".join(filter(None, ("ok", remark) if passed else ("no", why_not)))
-    return PlainTextResponse(told, status_code=200 if passed else 503)
+    text = ": ".join(filter(None, ("ok", remark) if passed else ("no", why_not)))
+    return PlainTextResponse(text, status_code=200 if passed else 503)
 
 
 __all__ = [

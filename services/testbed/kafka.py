@@ -320,11 +320,11 @@ def _refusal(log: Path) -> SetupError:
     """Return the error behind the end of a broker, by the last line of its log that names one."""
     text = log.read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "Exception" in line or "rror:" in line or "FATAL" in line]
+    errors = [line for line in lines if "Exception" in line or "rror:" in line or "FATAL" in line]
     hint, code = f"read {log}", ExitCode.PROGRAM_MISSING
     if "No space left on device" in text:
         hint, code = "free disk space (a test bed needs about 1 GB)", ExitCode.DISK_FULL
     elif "Address already in use" in text:
         hint, code = "stop the program on that port, or start again", ExitCode.PORT_IN_USE
-    reason = (telling or lines or ["it ended without a word"])[-1][:300]
+    reason = (errors or lines or ["it ended without a word"])[-1][:300]
     return SetupError(reason, operation="start Kafka", hint=hint, exit_code=code)

@@ -49,8 +49,8 @@ def major_of(version: str) -> int:
     if not version.startswith("/"):
         return int(version.partition(".")[0])
     command = [f"{version}/postgres", "--version"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-    found = re.search(r"\d+", told)
+    output = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    found = re.search(r"\d+", output)
     if found is None:
         raise SetupError(
             f"{version}/postgres does not tell its version",

@@ -330,8 +330,8 @@ def _failure(program: str, server: str, output: str) -> SetupError:
     lines = [_LOG_PREFIX.sub("", line).strip() for line in output.splitlines() if line.strip()]
     if lines and "contains errors" in lines[-1]:
         lines.pop()  # what is wrong with the configuration file is said before
-    telling = [line for line in lines if line.startswith(("FATAL", "PANIC")) or "error:" in line]
-    reason = (telling or lines or ["it ended without a word"])[-1][:300]
+    errors = [line for line in lines if line.startswith(("FATAL", "PANIC")) or "error:" in line]
+    reason = (errors or lines or ["it ended without a word"])[-1][:300]
     hint, code = f"read the log of {server}", ExitCode.SERVER_SETTING
     if "No space left on device" in output:
         hint, code = "free disk space (a test bed needs about 1 GB)", ExitCode.DISK_FULL

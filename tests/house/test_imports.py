@@ -13,6 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("slotbridge", "schemas", "services", "spark_consumers", "benchmarks")
 
+# What is one state machine, or one table of transitions, stays in one module of up to 600 lines.
+STATE_MACHINES = {"services.failover.execute.run"}
+
 # room -> the rooms of ours that it may import; the longest room that fits a module is its own.
 ALLOWED = {
     "slotbridge": {"schemas", "services.kafka", "slotbridge"},
@@ -215,7 +218,7 @@ def test_rooms_stay_small() -> None:
     wrong = []
     for module, path in modules():
         lines = path.read_text(encoding="utf-8").splitlines()
-        if len(lines) > 400:
+        if len(lines) > (600 if module in STATE_MACHINES else 400):
             wrong.append(f"{module} has {len(lines)} lines")
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno:

@@ -40,7 +40,7 @@ def too_low(above: NodeState, below: NodeState) -> tuple[str, ...]:
     )
 
 
-def untold(above: NodeState, below: NodeState) -> tuple[tuple[str, bool], ...]:
+def hidden_settings(above: NodeState, below: NodeState) -> tuple[tuple[str, bool], ...]:
     """Return (setting, the standby does not tell it) for each that one of the two does not tell."""
     return tuple(
         (name, not below.setting(name))

@@ -191,8 +191,8 @@ def branch_of(node: Node, doubt: Doubt) -> str:
     """Return on which timeline the node is, and where it left the one that the doubt is about."""
     state, parent = node.known_state, doubt.destination.left
     left = left_at(state.provenance.history or (), parent)
-    told = f", which left timeline {parent} at {format_lsn(left)}" if left is not None else ""
-    return f"timeline {state.server.timeline}{told}"
+    branching = f", which left timeline {parent} at {format_lsn(left)}" if left is not None else ""
+    return f"timeline {state.server.timeline}{branching}"
 
 
 def held(doubt: Doubt, primary: Node) -> Blocker:

@@ -41,9 +41,13 @@ def lacking(view: View, chosen: Node) -> int | None:
     return max(0, *(lsn - chosen.received for lsn in known)) if known else None
 
 
-def _told_all(node: Node) -> bool:
-    said = node.state.replication if node.state is not None else None
-    return said is not None and said.received_all and said.received_lsn is not None
+def has_received_all(node: Node) -> bool:
+    replication = node.state.replication if node.state is not None else None
+    return (
+        replication is not None
+        and replication.received_all
+        and replication.received_lsn is not None
+    )
 
 
 def last_contact(view: View, chosen: Node) -> str:
@@ -237,7 +241,7 @@ def _quorum(view: View, chosen: Node) -> Loss | None:
         return None
     count, names = wanted
     everybody = {node.name for node in view.nodes} - {seen.node}
-    answering = [n for n in view.standbys if _told_all(n) or n.name == chosen.name]
+    answering = [n for n in view.standbys if has_received_all(n) or n.name == chosen.name]
     if "*" in names:
         members, heard = len(everybody), len(answering)
     else:

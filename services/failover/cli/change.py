@@ -346,7 +346,7 @@ class _Order:
                 Journal(settings.journal, cluster, settings.journal_database, self._command),
                 settings.step_deadline_ms / 1000,
                 narrate=lambda done: output.print_performed(narration, done),
-                tell=lambda text: output.print_progress(narration, text),
+                report=lambda text: output.print_progress(narration, text),
                 started=started,
                 interruption=interruption,
                 hold=lock.hold,

@@ -121,13 +121,13 @@ def _recorded(rehearsal: Rehearsal, journal: Journal, view: View) -> Outcome:
     """Run the drill, and keep the journal whatever comes of it."""
     begun = time.monotonic()
     journal.begin(view, {"target": rehearsal.standby.name})
-    tell = rehearsal.tell
+    report = rehearsal.report
 
     def note(part: DrillPart) -> None:
-        tell(part)
+        report(part)
         journal.note(view, part.name, rehearsal.standby.name, part.seconds, part.detail)
 
-    rehearsal.tell = note
+    rehearsal.report = note
     try:
         outcome = rehearsal.run()
     except (SlotbridgeError, KeyboardInterrupt) as error:

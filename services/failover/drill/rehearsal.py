@@ -42,14 +42,14 @@ _RELEASE_S = 30.0
 
 @dataclass(slots=True)
 class Rehearsal:
-    """One drill. `tell` is called after each part; `slots_s` is the deadline for the slots."""
+    """One drill. `report` is called after each part; `slots_s` is the deadline for the slots."""
 
     cluster: Cluster
     view: View
     primary: Node
     standby: Node
     clone: Clone
-    tell: Callable[[DrillPart], None]
+    report: Callable[[DrillPart], None]
     copy_s: float
     slots_s: float
     settings: dict[str, str]
@@ -90,7 +90,7 @@ class Rehearsal:
         begun = time.monotonic()
         yield
         self.parts.append(DrillPart(name, time.monotonic() - begun, detail))
-        self.tell(self.parts[-1])
+        self.report(self.parts[-1])
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -230,7 +230,7 @@ class Rehearsal:
             return Usable(name, error.message)
         reason = "" if seen else "what was written after the promotion is not decoded from it"
         seconds = time.monotonic() - begun
-        self.tell(DrillPart("decode", seconds, f"{name}: {changes} changes"))
+        self.report(DrillPart("decode", seconds, f"{name}: {changes} changes"))
         return Usable(name, reason, changes, seconds)
 
 

@@ -180,5 +180,5 @@ def _printed(descriptor: int, bytes_max: int) -> str:
 def _last_words(descriptor: int) -> str:
     text = _printed(descriptor, _LAST_BYTES)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "error:" in line or line.startswith(("FATAL", "PANIC"))]
-    return " ".join((telling[-1:] or lines or ["without a word"])[-3:])[-300:]
+    errors = [line for line in lines if "error:" in line or line.startswith(("FATAL", "PANIC"))]
+    return " ".join((errors[-1:] or lines or ["without a word"])[-3:])[-300:]

@@ -36,7 +36,7 @@ from services.postgres.server import Connection, read_server, setting
 from services.postgres.slots import read_slots
 
 POLL_S = 0.02
-TELL_S = 1.0
+REPORT_EVERY_S = 1.0
 REPEAT_S = 10.0
 """How often the same progress is told."""
 _OFF = (
@@ -54,13 +54,13 @@ def perform(
     step: Step,
     cluster: Cluster,
     deadline_s: float,
-    tell: Callable[[str], None] = lambda _text: None,
+    report: Callable[[str], None] = lambda _text: None,
     *,
     interruption: Interruption | None = None,
 ) -> View:
     """Perform a step; return the view in which its postcondition holds.
 
-    `tell` gets its progress. Raise Retryable (SERVER_UNREACHABLE, DEADLINE), SetupError
+    `report` gets its progress. Raise Retryable (SERVER_UNREACHABLE, DEADLINE), SetupError
     (PRIVILEGE_MISSING), what its guard raises, and Interrupted.
     """
     interruption = interruption or Interruption()
@@ -71,7 +71,7 @@ def perform(
     try:
         if step.action is Action.BRIDGE:
             before = cluster.nodes[step.server].ask(read_replication).written_lsn or 0
-        lsn = _order(step, cluster, deadline, tell, interruption)
+        lsn = _order(step, cluster, deadline, report, interruption)
     except Unreachable as error:
         raise Retryable(
             f"{step.server} stopped answering: {error.detail}",
@@ -90,7 +90,7 @@ def perform(
             else host_programs.GO_ON,
             exit_code=ExitCode.DISK_FULL if full else ExitCode.SERVER_SETTING,
         ) from error
-    waits = Waits(tell, time.monotonic())
+    waits = Waits(report, time.monotonic())
     while True:
         if step.action not in SEEN_TO_THE_END:
             interruption.check()
@@ -104,7 +104,10 @@ def perform(
         now = time.monotonic()
         if now > deadline:
             raise _late(step, deadline_s, progress)
-        if waits.tell_at(now, progress or f"not yet: {step.after}") and step.action is Action.READY:
+        if (
+            waits.report_at(now, progress or f"not yet: {step.after}")
+            and step.action is Action.READY
+        ):
             _hasten(step, cluster)
         time.sleep(POLL_S)
     return view
@@ -113,19 +116,19 @@ def perform(
 class Waits:
     """Tells of a wait in words: where they change, at most each TELL_S, else each REPEAT_S."""
 
-    def __init__(self, tell: Callable[[str], None], began: float) -> None:
-        self._tell = tell
-        self._began = self._looked = self._told = began
+    def __init__(self, report: Callable[[str], None], began: float) -> None:
+        self._report = report
+        self._began = self._looked = self._reported_s = began
         self._text = ""
 
-    def tell_at(self, now: float, text: str) -> bool:
+    def report_at(self, now: float, text: str) -> bool:
         """Tell what is waited for if it is time to; return whether TELL_S has passed."""
-        if now - self._looked <= TELL_S:
+        if now - self._looked <= REPORT_EVERY_S:
             return False
         self._looked = now
-        if text != self._text or now - self._told >= REPEAT_S:
-            self._tell(f"{text} (for {now - self._began:.0f} s)" if text == self._text else text)
-            self._text, self._told = text, now
+        if text != self._text or now - self._reported_s >= REPEAT_S:
+            self._report(f"{text} (for {now - self._began:.0f} s)" if text == self._text else text)
+            self._text, self._reported_s = text, now
         return True
 
 
@@ -133,7 +136,7 @@ def _order(
     step: Step,
     cluster: Cluster,
     deadline: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     interruption: Interruption,
 ) -> int:
     """Order a step done; return the position of the marker message of a step that writes one."""
@@ -168,7 +171,7 @@ def _order(
             _follow(step, cluster)
         case Action.REJOIN:
             with interruption.ends_what_runs():
-                perform_rejoin(step, cluster, left_s, tell)
+                perform_rejoin(step, cluster, left_s, report)
         case Action.READY:
             _hasten(step, cluster)
         case Action.RESET | Action.SLOT | Action.CLEAN | Action.UNFENCE:

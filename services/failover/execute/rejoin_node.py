@@ -44,7 +44,7 @@ def perform_rejoin(
     step: Step,
     cluster: Cluster,
     deadline_s: float,
-    tell: Callable[[str], None] = lambda _text: None,
+    report: Callable[[str], None] = lambda _text: None,
 ) -> None:
     """Perform the rejoin `step`. Raise SetupError, SettingsError, Retryable."""
     machine = cluster.machines[step.server]
@@ -71,7 +71,7 @@ def perform_rejoin(
         ) from error
     cluster.nodes[step.server].close()
     upstream = upstream_of(cluster.address(step.node), source.replication, step.subject)
-    _Rebuild(machine, step, source, deadline_s, tell).run(upstream)
+    _Rebuild(machine, step, source, deadline_s, report).run(upstream)
 
 
 class _Rebuild:
@@ -83,12 +83,12 @@ class _Rebuild:
         step: Step,
         source: Source,
         deadline_s: float,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._machine = machine
         self._step = step
         self._source = source
-        self._tell = tell
+        self._report = report
         self._deadline = time.monotonic() + deadline_s
         self._folder = DataFolder(machine, step.text)
         self._data = self._folder.path
@@ -115,13 +115,13 @@ class _Rebuild:
         if self._is_done("rewound") or self._is_done("copied"):
             self._configure(self._data, upstream)
             return
-        self._tell_discarded()
+        self._report_discarded()
         reason = self._rewind(environment)
         if not reason:
             self._note_done("rewound")
             self._configure(self._data, upstream)
         elif self._step.copies:
-            self._tell(f"pg_rewind can't do it ({reason}): a base backup is taken")
+            self._report(f"pg_rewind can't do it ({reason}): a base backup is taken")
             self._copy(environment, upstream)
         else:
             node = self._step.server
@@ -135,9 +135,9 @@ class _Rebuild:
                 hint=f"mend what it names, or slotfailover rejoin {node} --copy",
             )
 
-    def _tell_discarded(self) -> None:
-        if told := discarded(self._step, self._machine, self._source):
-            self._tell(told)
+    def _report_discarded(self) -> None:
+        if kept_folder := discarded(self._step, self._machine, self._source):
+            self._report(kept_folder)
 
     def _is_done(self, what: str) -> bool:
         """Tell whether an earlier attempt did this part, with the same source."""
@@ -221,7 +221,7 @@ class _Rebuild:
                 self._data.rename(before)
             self._copying.rename(self._data)
         if kept:
-            self._tell(f"the folder from before is {before}: delete it once it is not needed")
+            self._report(f"the folder from before is {before}: delete it once it is not needed")
 
     def _configure(self, folder: Path, upstream: Conninfo) -> None:
         """Restore the node's own configuration, without the settings of a primary."""

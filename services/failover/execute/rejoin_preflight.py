@@ -115,8 +115,14 @@ def preflight(step: Step, cluster: Cluster) -> Source:
         _require_copyable(step, primary)
         _require_replication(step, source)
     replication = _replication(step, cluster, folder, primary)
-    told = (primary.identity, primary.timeline, primary.history)
-    return Source(source, replication, primary.size_bytes, *told)
+    return Source(
+        source,
+        replication,
+        primary.size_bytes,
+        primary.identity,
+        primary.timeline,
+        primary.history,
+    )
 
 
 def discarded(step: Step, machine: Machine, source: Source) -> str:

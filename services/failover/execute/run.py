@@ -18,7 +18,7 @@ from services.failover.checks.readiness import Readiness
 from services.failover.execute import perform_step
 from services.failover.execute.interruption import Interrupted, Interruption
 from services.failover.execute.journal import DONE, Journal
-from services.failover.execute.perform_step import LOOKS_MIN, POLL_S, TELL_S
+from services.failover.execute.perform_step import LOOKS_MIN, POLL_S, REPORT_EVERY_S
 from services.failover.execute.promotion_order import MayBePromoted, require_nothing_ordered
 from services.failover.model.view import Reach, View
 from services.failover.observe.cluster import Cluster
@@ -90,7 +90,7 @@ class Result:
 
 @dataclass(slots=True)
 class Run:
-    """One command's run. `narrate` is called after each step, `tell` with a step's progress.
+    """One command's run. `narrate` is called after each step, `report` with a step's progress.
 
     `started` is when the command began (time.monotonic), for the seconds of the result.
     """
@@ -99,7 +99,7 @@ class Run:
     journal: Journal
     deadline_s: float
     narrate: Callable[[Performed], None]
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     started: float
     performed: list[Performed] = field(default_factory=list)
     late: list[Blocker] = field(default_factory=list)
@@ -138,8 +138,15 @@ class Run:
         left = (*plan.left, *self.late)
         seconds = time.monotonic() - self.started
         self.journal.end(view, "; ".join(item.line for item in left) or DONE, seconds)
-        told = (plan.slots, left, (*plan.notes, *self.journal.problems), seconds, plan.to_do)
-        return Result(plan.new_primary, tuple(self.performed), *told)
+        return Result(
+            plan.new_primary,
+            tuple(self.performed),
+            plan.slots,
+            left,
+            (*plan.notes, *self.journal.problems),
+            seconds,
+            plan.to_do,
+        )
 
     def _loop(self, plan: Plan, view: View, planner: Planner) -> tuple[Plan, View]:
         notes = plan.notes
@@ -174,7 +181,7 @@ class Run:
     def _wait(self, text: str) -> None:
         self.interruption.check()
         if text:
-            self.tell(text)
+            self.report(text)
 
     def _perform(self, step: Step, view: View) -> View:
         """Perform one step, recorded before, narrated and recorded after, whatever comes of it."""
@@ -192,7 +199,7 @@ class Run:
         self._changed |= step.action in SEEN_TO_THE_END
         try:
             seen = perform_step.perform(
-                step, self.cluster, deadline_s, self.tell, interruption=self.interruption
+                step, self.cluster, deadline_s, self.report, interruption=self.interruption
             )
         except SlotbridgeError as error:
             self._note(step, self._look(), started, str(error))
@@ -334,7 +341,7 @@ class Run:
 
 
 def plan_patiently(
-    cluster: Cluster, planner: Planner, view: View, request: Request, tell: Callable[[str], None]
+    cluster: Cluster, planner: Planner, view: View, request: Request, report: Callable[[str], None]
 ) -> tuple[Plan, View]:
     """Return the plan, and the view that it was made for. Raise what the planner raises.
 
@@ -342,7 +349,7 @@ def plan_patiently(
     that has just died ends by itself.
     """
     until, looks = time.monotonic() + _HEARD_S, 0
-    told = 0.0
+    reported_s = 0.0
     while True:
         try:
             return planner(view, request), view
@@ -350,9 +357,9 @@ def plan_patiently(
             looks += 1
             if time.monotonic() > until and looks > LOOKS_MIN:
                 raise
-            tells = time.monotonic() - told > TELL_S
-            told = time.monotonic() if tells else told
-            tell(f"looking again: {error.message}" if tells else "")
+            due = time.monotonic() - reported_s > REPORT_EVERY_S
+            reported_s = time.monotonic() if due else reported_s
+            report(f"looking again: {error.message}" if due else "")
         time.sleep(POLL_S)
         view = cluster.observe()
 

@@ -22,7 +22,7 @@ from services.failover.model.timelines import Milestone, milestone_in
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.kafka_progress import KAFKA, in_background, read_published
-from services.failover.observe.last_contact import Told
+from services.failover.observe.last_contact import JournalSighting
 from services.failover.plan.steps.promotion import PROMOTES
 
 _KAFKA_S = 5.0
@@ -71,11 +71,11 @@ def recall(
     """
     found: list[tuple[str, Milestone]] = []
     known = KnownSlots()
-    told: Told | None = None
+    last_primary: JournalSighting | None = None
     promotions: list[tuple[str, str]] = []
     promoted_by, promoted_from = "", 0
     begun_on: dict[str, int] = {}
-    had: dict[str, frozenset[str]] = {}
+    failover_slots: dict[str, frozenset[str]] = {}
     kept = list(entries)
     for entry in kept:
         if isinstance(begun := entry.intent.get("timeline"), int):
@@ -87,9 +87,9 @@ def recall(
         slots = entry.intent.get("failover_slots")
         if met is not None:
             if isinstance(slots, list):
-                had[met.system] = frozenset(map(str, slots))
+                failover_slots[met.system] = frozenset(map(str, slots))
             found.append((f"the journal ({entry.command} of {entry.at})", met))
-            told = _later(told, _told(entry, met, had))
+            last_primary = _later(last_primary, _last_primary(entry, met, failover_slots))
             if entry.run == promoted_by and (entry.step, entry.outcome) == (END, DONE):
                 promoted_from = promoted_from or met.timeline - 1
         if isinstance(slots, list):
@@ -101,7 +101,7 @@ def recall(
     cluster.published = published
     cluster.promotions = tuple(promotions)
     cluster.promoted_from = promoted_from
-    cluster.sightings.told = told
+    cluster.sightings.by_journals = last_primary
     cluster.recorded_at = max((e.at for e in kept), default="", key=instant)
     cluster.known_slots = known.names
     cluster.known_slots_at = known.at
@@ -114,7 +114,9 @@ def recall(
     return notes
 
 
-def _told(entry: Entry, met: Milestone, slots: Mapping[str, frozenset[str]]) -> Told | None:
+def _last_primary(
+    entry: Entry, met: Milestone, slots: Mapping[str, frozenset[str]]
+) -> JournalSighting | None:
     """Return the last primary as a journal's entry tells it, None where it does not.
 
     `slots`: system -> the failover slots by this entry, or by the last one before that told them.
@@ -124,16 +126,18 @@ def _told(entry: Entry, met: Milestone, slots: Mapping[str, frozenset[str]]) -> 
         return None
     try:
         at = datetime.fromisoformat(entry.at)
-        where, had = parse_lsn(lsn), slots.get(met.system)
-        seen = Sighting(node, met.timeline, where, 0.0, names, "by the journal", had)
+        where, failover_slots = parse_lsn(lsn), slots.get(met.system)
+        sighting = Sighting(node, met.timeline, where, 0.0, names, "by the journal", failover_slots)
     except ValueError:
         return None
-    return Told(met.system, at if at.tzinfo is not None else at.replace(tzinfo=UTC), seen)
+    return JournalSighting(
+        met.system, at if at.tzinfo is not None else at.replace(tzinfo=UTC), sighting
+    )
 
 
-def _later(one: Told | None, other: Told | None) -> Told | None:
-    kept = [told for told in (one, other) if told is not None]
-    return max(kept, key=lambda told: told.sighting.position, default=None)
+def _later(one: JournalSighting | None, other: JournalSighting | None) -> JournalSighting | None:
+    kept = [sighting for sighting in (one, other) if sighting is not None]
+    return max(kept, key=lambda sighting: sighting.sighting.position, default=None)
 
 
 def _milestone(text: object) -> Milestone | None:

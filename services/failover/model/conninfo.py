@@ -110,8 +110,8 @@ class Conninfo:
     @property
     def by_service(self) -> bool:
         """A service file tells its host or port, and `server_link.with_service` has not read it."""
-        told = self.value("port") and (self.value("host") or self.value("hostaddr"))
-        return bool(self.value("service")) and not told
+        has_address = self.value("port") and (self.value("host") or self.value("hostaddr"))
+        return bool(self.value("service")) and not has_address
 
     def names(self, endpoints: Iterable[Endpoint]) -> bool:
         """Tell whether any host of the connection string is one of `endpoints`."""

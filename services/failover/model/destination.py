@@ -64,9 +64,9 @@ class Destination:
         """The mark as it stands at the end of a subscription's comment."""
         position = f"{format_lsn(self.beyond)} of " if self.beyond is not None else ""
         where = str(self.met) if self.met is not None else f"beyond {position}timeline {self.left}"
-        told = self.met is not None or self.left
+        has_timeline = self.met is not None or self.left
         leads = f"[slotfailover leads to {self.node}: system {self.system}, {where}] "
-        return f"{leads if told else ''}{MARK}"
+        return f"{leads if has_timeline else ''}{MARK}"
 
     def is_behind(self, timeline: int, history: History | None, noted: Milestone | None) -> bool:
         """Tell whether a primary on `timeline` may be older than this one.
@@ -104,8 +104,12 @@ def destination_in(comment: str) -> Destination | None:
 
 def timelines_in(comment: str) -> list[Milestone]:
     """Return the timelines that a comment says were met: by its note, and by a run's mark."""
-    told = destination_in(comment)
-    led = told.met if told is not None and told.met and told.met.began is not None else None
+    destination = destination_in(comment)
+    led = (
+        destination.met
+        if destination is not None and destination.met and destination.met.began is not None
+        else None
+    )
     return [met for met in (milestone_in(comment), led) if met is not None]
 
 

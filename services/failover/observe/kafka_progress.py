@@ -41,11 +41,11 @@ def with_published(first: KafkaProgress | None, view: View, read: Read) -> View:
     else:
         later = later or first
         published = replace(later, lsn=first.lsn, latest=later.latest)
-    told = dict.fromkeys((*view.milestones, *_told(first), *_told(published)))
-    return replace(view, published=published, milestones=tuple(told))
+    milestones = dict.fromkeys((*view.milestones, *_milestones(first), *_milestones(published)))
+    return replace(view, published=published, milestones=tuple(milestones))
 
 
-def _told(published: KafkaProgress) -> tuple[tuple[str, Milestone], ...]:
+def _milestones(published: KafkaProgress) -> tuple[tuple[str, Milestone], ...]:
     return ((KAFKA, published.milestone),) if published.milestone is not None else ()
 
 
@@ -95,14 +95,14 @@ class ProgressReader:
             return KafkaProgress(late=True)
         answer, self._pending = self._pending, None
         found = replace(answer.result(), origin=self._before)
-        self._learn(_told(found))
+        self._learn(_milestones(found))
         return found
 
-    def _learn(self, told: tuple[tuple[str, Milestone], ...]) -> None:
-        for who, met in told:
+    def _learn(self, milestones: tuple[tuple[str, Milestone], ...]) -> None:
+        for who, met in milestones:
             known = dict(self.known).get(who)
             if known is None or known.system != met.system or met.timeline >= known.timeline:
-                self.known = told
+                self.known = milestones
 
 
 def in_background(ask: Callable[[], KafkaProgress]) -> Future[KafkaProgress]:

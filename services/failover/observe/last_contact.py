@@ -7,8 +7,8 @@ Every command and `watch` write it when they see a primary that takes writes: at
 than its position has changed, else at most once a second. So a failover knows how far the primary
 was when it was last seen, which failover slots it had, and which standbys its commits waited for.
 The journal's table, which travels to the standbys, tells the same to whoever has no such file
-(`told`), but only as of the last run or change. It is only a lower bound: it proves what was there,
-never what was not.
+(`by_journals`), but only as of the last run or change. It is only a lower bound: it proves what was
+there, never what was not.
 """
 
 import json
@@ -30,7 +30,7 @@ _CLOCKS_DIFFER = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JournalSighting:
     """The last primary as a journal has it."""
 
     system: str
@@ -66,7 +66,7 @@ class Sightings:
         self._last: _Note | None = None
         self._written: _Note | None = None
         self._written_s = 0.0
-        self.told: Told | None = None
+        self.by_journals: JournalSighting | None = None
         """The last primary by the journals (execute.timeline_memory)."""
 
     def complete(self, view: View) -> View:
@@ -95,8 +95,10 @@ class Sightings:
 
         Nodes that were promoted since, or told to promote themselves, are left out.
         """
-        note, told = self._newest(view), self._told(view)
-        if note is None or (told is not None and told.sighting.position > note.sighting.position):
+        note, journaled = self._newest(view), self._of_journals(view)
+        if note is None or (
+            journaled is not None and journaled.sighting.position > note.sighting.position
+        ):
             return frozenset()  # there was a primary since: who stood by then is not known
         return frozenset(
             node.name
@@ -125,7 +127,7 @@ class Sightings:
         names = {node.name for node in view.nodes}
         kept = [
             (found.sighting, found.at)
-            for found in (self._newest(view), self._told(view))
+            for found in (self._newest(view), self._of_journals(view))
             if found is not None and found.sighting.node in names
         ]
         if not kept:
@@ -136,10 +138,14 @@ class Sightings:
             seen = replace(seen, failover_slots=next(others, None))
         return seen.aged(max(0.0, (datetime.now(UTC) - at).total_seconds()))
 
-    def _told(self, view: View) -> Told | None:
+    def _of_journals(self, view: View) -> JournalSighting | None:
         """Return what the journals tell, None if it is of another cluster than the view's."""
         systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
-        return self.told if self.told is not None and self.told.system in systems else None
+        return (
+            self.by_journals
+            if self.by_journals is not None and self.by_journals.system in systems
+            else None
+        )
 
     def _note(self, view: View, *systems: str) -> None:
         (primary,) = view.writable

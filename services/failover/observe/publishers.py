@@ -151,7 +151,7 @@ def _identified(view: View, answers: dict[str, Answered]) -> View:
     """Return the view with what the answers tell of subscriptions and of nodes' other names."""
     ours = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
 
-    def told(subscription: Subscription) -> Subscription:
+    def matched(subscription: Subscription) -> Subscription:
         answer = answers.get(subscription.conninfo.text)
         if answer is None or not ours or subscription.private:
             return subscription
@@ -173,7 +173,7 @@ def _identified(view: View, answers: dict[str, Answered]) -> View:
         view,
         nodes=tuple(map(named, view.nodes)),
         subscribers=tuple(
-            replace(s, subscriptions=tuple(map(told, s.subscriptions))) for s in view.subscribers
+            replace(s, subscriptions=tuple(map(matched, s.subscriptions))) for s in view.subscribers
         ),
     )
 

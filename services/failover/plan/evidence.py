@@ -80,7 +80,7 @@ def require_proof(view: View, request: Request, new: Node) -> None:
         )
 
 
-def cant_tell(view: View, request: Request, new: Node) -> list[str]:
+def unjudged_notes(view: View, request: Request, new: Node) -> list[str]:
     """Return notes on nodes that could not be judged."""
     notes: list[str] = [
         Measured(

@@ -36,7 +36,7 @@ from services.failover.model.standby_settings import why_fixed
 from services.failover.model.topology import follows
 from services.failover.model.view import Reach
 from services.failover.plan.completion import complete, detach, resets
-from services.failover.plan.evidence import cant_tell, drained, require_proof, to_ask
+from services.failover.plan.evidence import drained, require_proof, to_ask, unjudged_notes
 from services.failover.plan.feeding import moves
 from services.failover.plan.invariants import (
     check_invariants,
@@ -200,7 +200,7 @@ def _promotion(draft: Draft, before: View) -> Plan:
     readiness = judge_all(view, chosen)
     require_ready(readiness, request)
     stale = resets(chosen)
-    notes = [*cant_tell(before, request, chosen), *_unfenced(before, request, chosen)]
+    notes = [*unjudged_notes(before, request, chosen), *_unfenced(before, request, chosen)]
     notes += vouched(before, request, chosen)
     notes += [] if request.target else passed_over(view, chosen)
     if old is not None:
@@ -214,11 +214,13 @@ def _promotion(draft: Draft, before: View) -> Plan:
     if draft.request.final_lsn is None:
         _cut_off(draft, chosen)
     final = _at_least(draft, chosen)
-    told = draft.request
+    final_request = draft.request
     if old is not None:  # by what can be seen of it, it may still feed somebody
-        require_proof(draft.view, told, draft.view.node(chosen.name))
+        require_proof(draft.view, final_request, draft.view.node(chosen.name))
     draft.add(
-        promotion.promote(chosen, final, lambda seen: require_promotable(seen, told, chosen.name))
+        promotion.promote(
+            chosen, final, lambda seen: require_promotable(seen, final_request, chosen.name)
+        )
     )
     rest = complete(draft, chosen.name)
     return replace(

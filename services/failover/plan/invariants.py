@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
-from services.failover.checks.capacity import too_low, untold
+from services.failover.checks.capacity import hidden_settings, too_low
 from services.failover.checks.readiness import Readiness, judge_all
 from services.failover.model import statements
 from services.failover.model.standby_settings import why_fixed
@@ -178,7 +178,7 @@ def require_limits(old: Node, new: Node) -> None:
 
     Limits that one of them does not tell prove nothing, and are refused too.
     """
-    if hidden := untold(old.known_state, new.known_state):
+    if hidden := hidden_settings(old.known_state, new.known_state):
         names = ", ".join(f"{name} of {new.name if b else old.name}" for name, b in hidden)
         raise OperatorNeeded(
             f"{names} can't be read: nobody can tell whether {new.name} could go on replaying and "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.lsn import format_lsn
-from services.failover.checks.loss import _told_all, last_contact, losses, slots_not_judged
+from services.failover.checks.loss import has_received_all, last_contact, losses, slots_not_judged
 from services.failover.plan.notes import Measured
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def require_no_loss(view: View, request: Request, chosen: Node, operation: str) 
                 hint=f"{loss.hint}; or lose those commits: {accept}",
                 exit_code=ExitCode.NOT_READY,
             )
-    told = [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
-    notes: list[str] = [Measured(text, about=f"loss {n}") for n, text in enumerate(told)]
+    lines = [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
+    notes: list[str] = [Measured(text, about=f"loss {n}") for n, text in enumerate(lines)]
     notes += [slots_not_judged(view), *_not_judged(view, chosen)]
     seen = view.sighting
     if seen is not None and seen.synchronous:
@@ -60,7 +60,7 @@ def _not_judged(view: View, chosen: Node) -> list[str]:
             about=f"WAL of {node.name}",
         )
         for node in view.standbys
-        if node.name != chosen.name and not _told_all(node)
+        if node.name != chosen.name and not has_received_all(node)
     ]
     notes += [
         Measured(

@@ -184,9 +184,13 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     detach(draft, new)
     if stops:
         draft.add(fencing.stop_primary(old, new))
-    told = draft.request
-    require_proof(draft.view, told, draft.view.node(new.name))
-    draft.add(promotion.promote(new, final, lambda seen: require_promotable(seen, told, new.name)))
+    final_request = draft.request
+    require_proof(draft.view, final_request, draft.view.node(new.name))
+    draft.add(
+        promotion.promote(
+            new, final, lambda seen: require_promotable(seen, final_request, new.name)
+        )
+    )
     rest = complete(draft, new.name)
     lost = [item for item in rest.left if item.slot and item.exit_code is ExitCode.NOT_READY]
     accept = " ".join(f"--accept-loss-of {item.slot}" for item in lost)

@@ -97,8 +97,8 @@ def _remembered(view: View) -> bool:
     run has disabled, and perhaps led elsewhere: its note is older.
     """
     noted = [found.milestone for _, found in view.ours() if _is_current(found)]
-    told = [met for _, met in view.milestones]
-    return any(met and met.timeline and met.system == view.system for met in (*noted, *told))
+    milestones = [met for _, met in view.milestones]
+    return any(met and met.timeline and met.system == view.system for met in (*noted, *milestones))
 
 
 def _is_current(subscription: Subscription) -> bool:

@@ -84,7 +84,7 @@ class Watch:
         self._points: deque[Point] = deque(maxlen=watch.history_points_max)
         self._events: deque[Event] = deque(maxlen=_EVENTS_MAX)
         self._memory = Memory()
-        self._pause = self._told = Pause()
+        self._pause = self._logged_pause = Pause()
         self._pause_lock = threading.Lock()
         self._orders: tuple[tuple[Pause, Future[Ordered]], ...] = ()
         self._wake = threading.Event()
@@ -129,15 +129,15 @@ class Watch:
         """Pause or resume, at once here; wait a moment until all replicas can know of it."""
         answer: Future[Ordered] = Future()
         with self._pause_lock:
-            said = Pause(paused, _now(), by[:200], reason[:500], self._pause.version + 1)
-            self._pause = said
-            self._orders = (*self._orders, (said, answer))
-            self.snapshot = replace(self.snapshot, pause=said)
+            pause = Pause(paused, _now(), by[:200], reason[:500], self._pause.version + 1)
+            self._pause = pause
+            self._orders = (*self._orders, (pause, answer))
+            self.snapshot = replace(self.snapshot, pause=pause)
         self._wake.set()
         try:
             return answer.result(_ORDER_S)
         except FutureTimeout:  # an act or a slow server holds the loop up
-            return Ordered(said, in_effect=False, shared=False)
+            return Ordered(pause, in_effect=False, shared=False)
 
     def _once(self) -> None:
         begun = time.monotonic()
@@ -232,7 +232,7 @@ class Watch:
         view, _problems = cluster.observe_all()
         entries = read_history(cluster, view, settings.journal, settings.journal_database, unread)
         for note in recall(cluster, entries, asked.answer(), unread):
-            self._tell(note)
+            self._log(note)
         cluster.milestones += self._kafka.known
 
     def _note(self, view: View, assessment: Assessment) -> None:
@@ -247,11 +247,11 @@ class Watch:
                 noted = self._cluster.subscribers[subscriber].order(write)
             except (SlotbridgeError, Unreachable) as error:
                 if where not in self._unnoted:
-                    self._tell(f"{where} can't remember {milestone}: {error}")
+                    self._log(f"{where} can't remember {milestone}: {error}")
                 self._unnoted.add(where)
             else:
                 if noted:
-                    self._tell(f"{where} remembers {milestone} of {primary.name}")
+                    self._log(f"{where} remembers {milestone} of {primary.name}")
                 self._unnoted.discard(where)
 
     def _promoted(self, timeline_before: int) -> bool:
@@ -259,7 +259,7 @@ class Watch:
         now = self._memory.assessment
         if not timeline_before or self._memory.timeline_max <= timeline_before:
             return False
-        self._tell(f"{now.primary} was promoted: timeline {timeline_before} -> {now.timeline}")
+        self._log(f"{now.primary} was promoted: timeline {timeline_before} -> {now.timeline}")
         return True
 
     def _meet(self, primary: str) -> SharedState:
@@ -271,25 +271,25 @@ class Watch:
         )
         if shared_state.problem:
             logger.warning("the journal's database can't be used", reason=shared_state.problem)
-        said = shared_state.pause
+        pause = shared_state.pause
         with self._pause_lock:
-            self._pause = newer(self._pause, said)
+            self._pause = newer(self._pause, pause)
             now = self._pause
         for wanted, answer in orders:
             answer.set_result(Ordered(now, now.paused == wanted.paused, shared_state.shared))
-        if said.at and said != self._told:
-            self._told = said
+        if pause.at and pause != self._logged_pause:
+            self._logged_pause = pause
             where = "" if shared_state.shared else " (this replica only)"
-            self._tell(f"{'paused' if said.paused else 'resumed'} by {said.by}{where}")
+            self._log(f"{'paused' if pause.paused else 'resumed'} by {pause.by}{where}")
         if shared_state.leading != self.snapshot.leading:
-            self._tell(f"this replica {'leads' if shared_state.leading else 'does not lead'}")
+            self._log(f"this replica {'leads' if shared_state.leading else 'does not lead'}")
         return shared_state
 
     def _act(self, view: View) -> None:
         """Repoint, under the lock and on what is seen once it is held."""
         settings = self._settings
         database, path = settings.journal_database, settings.journal
-        self._tell(f"repoint: {self.snapshot.decision.reason}")
+        self._log(f"repoint: {self.snapshot.decision.reason}")
         counts = self.snapshot.counts
         self._acting = True
         try:
@@ -298,18 +298,18 @@ class Watch:
                 view = self._cluster.observe()
                 changed = assess(view, self._request) != self._memory.assessment
                 if changed or self._is_paused() or not self._election.holds():
-                    self._tell("repoint not done: the cluster, or who leads, changed meanwhile")
+                    self._log("repoint not done: the cluster, or who leads, changed meanwhile")
                     return
                 done = self._repoint(view, Journal(path, self._cluster, database, "watch"), lock)
         except SlotbridgeError as error:
-            self._tell(f"repoint failed: {error}")
+            self._log(f"repoint failed: {error}")
             well = error.exit_code is ExitCode.LOCKED  # others at work: it does not count
             counts = replace(counts, failures=counts.failures + (not well))
         else:
             well = done.exit_code is ExitCode.OK
             for left in done.left:
-                self._tell(f"left: {left.line}")
-            self._tell(f"repointed to {done.new_primary} in {done.seconds:.1f} s")
+                self._log(f"left: {left.line}")
+            self._log(f"repointed to {done.new_primary} in {done.seconds:.1f} s")
             counts = replace(counts, repoints=counts.repoints + 1)
         finally:
             self._acting = False
@@ -329,7 +329,7 @@ class Watch:
                 )
 
         def narrate(done: Performed) -> None:
-            self._tell(f"{done.seconds:.1f} s {done.step.text}: {done.detail}")
+            self._log(f"{done.seconds:.1f} s {done.step.text}: {done.detail}")
             self._beat = time.monotonic()
             self._publish(self.snapshot)
 
@@ -338,7 +338,7 @@ class Watch:
             journal,
             self._settings.step_deadline_ms / 1000,
             narrate=narrate,
-            tell=lambda text: logger.info("waiting", progress=text),
+            report=lambda text: logger.info("waiting", progress=text),
             started=time.monotonic(),
             hold=hold,
         )
@@ -381,7 +381,7 @@ class Watch:
         with self._pause_lock:
             return self._pause.paused
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         logger.info("watch", event_text=text)
         self._events.append(Event(_now(), text))
 

@@ -25,8 +25,8 @@ def test_a_wait_is_told_when_it_begins_when_it_changes_and_every_10_s() -> None:
     said: list[str] = []
     waits = Waits(said.append, 100.0)
     for second in range(2, 54, 2):
-        waits.tell_at(100.0 + second, "b is away" if second < 50 else "b is there")
-        assert not waits.tell_at(100.5 + second, "b is elsewhere")
+        waits.report_at(100.0 + second, "b is away" if second < 50 else "b is there")
+        assert not waits.report_at(100.5 + second, "b is elsewhere")
     expected = ["b is away", *(f"b is away (for {s} s)" for s in (12, 22, 32, 42)), "b is there"]
     assert said == expected
 

@@ -252,7 +252,7 @@ def test_the_journal_tells_for_whom_commits_waited_where_no_file_does(tmp_path: 
     memory = Sightings(settings)
     for received, timeline, by, known in ((999, 1, "", "bc"), (1001, 1, "by the journal", "")):
         said = state(standby=False, received=received, timeline=timeline)
-        memory.told = told(View((node("a", said), *living.nodes[1:]), ())).told
+        memory.by_journals = told(View((node("a", said), *living.nodes[1:]), ())).by_journals
         seen = memory.complete(dead)
         assert (seen.sighting and seen.sighting.by, seen.known_standbys) == (by, frozenset(known))
 

@@ -144,13 +144,13 @@ def wanted(candidate: Candidate, now_s: float, clock: datetime) -> Lease | None:
     `clock`: what the wall clock says, to be told.
     """
     lease, identity = candidate.lease, candidate.identity
-    told = _told(clock, lease.renewed)
+    renewed = _timestamp(clock, lease.renewed)
     duration_s = max(math.ceil(candidate.rules.duration_s), _RELEASED_S + 1)
     if lease.holder == identity:
-        return replace(lease, duration_s=duration_s, renewed=told)
+        return replace(lease, duration_s=duration_s, renewed=renewed)
     if not lease.given_up and not _expired(candidate, now_s):
         return None
-    return Lease(identity, duration_s, told, told, lease.transitions + 1, lease.metadata)
+    return Lease(identity, duration_s, renewed, renewed, lease.transitions + 1, lease.metadata)
 
 
 class Election:
@@ -199,7 +199,10 @@ class Election:
         if not held:
             return None
         return replace(
-            lease, holder="", duration_s=_RELEASED_S, renewed=_told(self._clock(), lease.renewed)
+            lease,
+            holder="",
+            duration_s=_RELEASED_S,
+            renewed=_timestamp(self._clock(), lease.renewed),
         )
 
 
@@ -214,12 +217,12 @@ def _expired(candidate: Candidate, now_s: float) -> bool:
     return now_s - candidate.seen_s >= duration_s
 
 
-def _told(clock: datetime, before: str) -> str:
+def _timestamp(clock: datetime, before: str) -> str:
     """Return the time to write: never the same again, as the server drops a write without change.
 
     Others would see no life in it.
     """
-    told = clock.astimezone(UTC).strftime(_FORMAT)
-    if told != before:
-        return told
+    text = clock.astimezone(UTC).strftime(_FORMAT)
+    if text != before:
+        return text
     return (clock.astimezone(UTC) + timedelta(microseconds=1)).strftime(_FORMAT)

@@ -148,13 +148,13 @@ class Elector:
         try:
             self._leases.write(last)
         except Conflict:
-            self._tell_kept("somebody else has written it meanwhile")
+            self._log_kept("somebody else has written it meanwhile")
         except Unanswered as error:
-            self._tell_kept(str(error))
+            self._log_kept(str(error))
         except Exception as error:  # else it would hide why the block ended
-            self._tell_kept(f"{type(error).__name__}: {error}")
+            self._log_kept(f"{type(error).__name__}: {error}")
 
-    def _tell_kept(self, reason: str) -> None:
+    def _log_kept(self, reason: str) -> None:
         name = self._leases.name
         logger.warning("the Lease was not given up; it expires", lease=name, reason=reason)
 

@@ -127,11 +127,11 @@ def _require_absence(error: urllib.error.HTTPError, method: str) -> None:
         return
     if error.code == HTTPStatus.CONFLICT:
         raise Conflict from error
-    told = _message(error)
+    reason = _message(error)
     if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         verb = {"GET": "get", "PUT": "update", "POST": "create"}[method]
-        told += f" (the service account needs `{verb}` of this Lease)"
-    raise Unanswered(f"the API server refuses ({error.code}): {told}") from error
+        reason += f" (the service account needs `{verb}` of this Lease)"
+    raise Unanswered(f"the API server refuses ({error.code}): {reason}") from error
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -41,7 +41,7 @@ def primary_health(view: View | None, query: Mapping[str, str]) -> Answer:
     if len(view.writable) != 1:
         return 503, {"problem": f"{len(view.writable)} nodes take writes"}
     (primary,) = view.writable
-    return 200 if name in (None, primary.name) else 503, _told(primary, view)
+    return 200 if name in (None, primary.name) else 503, _described(primary, view)
 
 
 def replica_health(view: View | None, query: Mapping[str, str]) -> Answer:
@@ -58,8 +58,8 @@ def replica_health(view: View | None, query: Mapping[str, str]) -> Answer:
     good = [node for node in wanted if _readable(node, view, lag_max)]
     if not good:
         problem = "no standby streams from the primary, or lacks too much of its WAL"
-        return 503, {"problem": problem, "nodes": [_told(node, view) for node in wanted]}
-    return 200, {"nodes": [_told(node, view) for node in good]}
+        return 503, {"problem": problem, "nodes": [_described(node, view) for node in wanted]}
+    return 200, {"nodes": [_described(node, view) for node in good]}
 
 
 def _readable(node: Node, view: View, lag_max: int | None) -> bool:
@@ -82,7 +82,7 @@ def _lag(node: Node, view: View) -> int | None:
     return max(0, written - (replayed or written))
 
 
-def _told(node: Node, view: View) -> dict[str, Any]:
+def _described(node: Node, view: View) -> dict[str, Any]:
     role = "primary" if node.writable else "standby" if node.standby else str(node.reach)
     timeline = node.state.server.timeline if node.state is not None else None
     return {"node": node.name, "role": role, "timeline": timeline, "lag_bytes": _lag(node, view)}
