@@ -31,7 +31,7 @@ class Unchecked(MarkerCheck):
     def flushed(self, topics: Any) -> None:
         """Remember nothing."""
 
-    def require_told(self) -> None:
+    def require_delivered(self) -> None:
         """Return at once."""
 
 

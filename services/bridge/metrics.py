@@ -369,6 +369,6 @@ LIVE: Final = Live()
 REGISTRY.register(LIVE)
 
 
-def tell_build(*, compiled: bool) -> None:
+def set_build(*, compiled: bool) -> None:
     """Set the metric that tells which build runs."""
     BUILD.labels(version(), platform.python_version(), str(compiled).lower()).set(1)

@@ -64,7 +64,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         source = require(settings.source, "source")
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()
-        metrics.tell_build(compiled=compiled.engine is not None)
+        metrics.set_build(compiled=compiled.engine is not None)
         spans = open_spans(settings.tracing, "slotbridge", metrics.SPANS)
         if spans is not None:
             stack.callback(spans.close)

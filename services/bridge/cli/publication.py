@@ -96,14 +96,13 @@ def publication(
                 schemas = _schemas(connection, source)
                 facts = table_facts(connection, {*wanted, *chain(*schemas.values())})
                 planned = _planned(
-                    *(connection, source, wanted, schemas, found, facts),
-                    identity_full=identity_full,
+                    connection, source, wanted, schemas, found, facts, identity_full=identity_full
                 )
                 rows = row_request(connection, settings, planned, asked=read_rows)
                 composed = [*planned.statements(), *rows.statements()]
                 statements = [one.as_string(connection) for one in composed]
-                _tell(planned, statements, settings, facts, json=json)
-                rows.tell(config, dry_run=dry_run)
+                _print_plan(planned, statements, settings, facts, json=json)
+                rows.print_notes(config, dry_run=dry_run)
                 idle = not (statements or rows.tables)
                 if not (idle or dry_run or yes or typer.confirm("Do it?", err=True)):
                     raise SystemExit(int(ExitCode.CHECK_FAILED))
@@ -201,7 +200,7 @@ def _execute(connection: Connection, statements: Sequence[sql.Composed], rows: R
         rows.keep(connection)
 
 
-def _tell(
+def _print_plan(
     planned: Changes,
     statements: list[str],
     settings: Settings,

@@ -91,7 +91,7 @@ def recover(
         if json:
             typer.echo(done.model_dump_json())
         else:
-            for line in _told(done):
+            for line in _result_lines(done):
                 typer.echo(line)
 
 
@@ -135,7 +135,7 @@ def repair_by_itself(
             )
             primary.establish()
             done = repair.run()
-        for line in _told(done):
+        for line in _result_lines(done):
             logger.info("recover", done=line)
 
 
@@ -197,7 +197,7 @@ def _rows_never_published(settings: Settings, snapshot: SnapshotSettings) -> str
     )
 
 
-def _told(done: RecoveryRecord) -> Iterator[str]:
+def _result_lines(done: RecoveryRecord) -> Iterator[str]:
     yield f"the topics are equal to the tables as of {format_lsn(done.lsn)}: start the bridge"
     for name, one in sorted(done.tables.items()):
         emptied = "emptied first; " if one.emptied else ""

@@ -93,8 +93,8 @@ class Seen(NamedTuple):
         names = {f"{one.schema_}.{one.table}" for one in self.tables}
         ahead = {one.tables for one in self.asked if one.type == "read" and "*" not in one.tables}
         done = all(said in FINISHED for said in self.states)
-        told = self.waiting == 0 and not self.refused
-        return bool(self.tables) and not ahead - names and done and told
+        none_left = self.waiting == 0 and not self.refused
+        return bool(self.tables) and not ahead - names and done and none_left
 
     def stalled_s(self, now: float) -> float:
         """Return since when no rows have come, as seconds; 0: not for long, or none are to come.

@@ -64,10 +64,10 @@ class PartitionedTable:
     partitions: tuple[Partition, ...]
 
     @property
-    def untold(self) -> tuple[Partition, ...]:
+    def hiding(self) -> tuple[Partition, ...]:
         """The partitions whose old rows lack values that the root's replica identity promises."""
-        told = {column.name for column in self.relation.columns if column.key}
-        return tuple(one for one in self.partitions if not told <= one.identity)
+        promised = {column.name for column in self.relation.columns if column.key}
+        return tuple(one for one in self.partitions if not promised <= one.identity)
 
 
 @dataclass(frozen=True, slots=True)

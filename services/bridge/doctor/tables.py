@@ -59,11 +59,11 @@ def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
 
 
 def _partitions(table: PartitionedTable) -> Iterator[Finding]:
-    if not (untold := table.untold):
+    if not (hiding := table.hiding):
         return
     name = f"{table.relation.schema}.{table.relation.table}"
-    more = f" and {len(untold) - _NAMED_MAX} more" if len(untold) > _NAMED_MAX else ""
-    listed = ", ".join(one.full_name for one in untold[:_NAMED_MAX])
+    more = f" and {len(hiding) - _NAMED_MAX} more" if len(hiding) > _NAMED_MAX else ""
+    listed = ", ".join(one.full_name for one in hiding[:_NAMED_MAX])
     yield advice(
         "partition-identity-differs",
         Severity.WARNING,
@@ -72,7 +72,7 @@ def _partitions(table: PartitionedTable) -> Iterator[Finding]:
         f"partitions lack: {listed}{more}",
         "their updates and deletes tell NULL in place of these columns' old values; the bridge "
         "stops where key, partition or filter need them (exit code 40)",
-        "\n".join(f"ALTER TABLE {one.full_name} REPLICA IDENTITY FULL;" for one in untold)
+        "\n".join(f"ALTER TABLE {one.full_name} REPLICA IDENTITY FULL;" for one in hiding)
         + " or the replica identity of the root; new partitions have DEFAULT",
     )
 

@@ -105,8 +105,7 @@ class Envelope:
             parts = (self._texts.source, self._texts.source_db, self._texts.source_timeline)
             flat_parts = () if self._fields is None else self._fields.transaction
             self._transactions = compiled.engine.transactions.Transactions(
-                *(Event, Stamp, Ended, self._boundary_topic, *parts),
-                *(flat_parts, EVENT_OVERHEAD_BYTES),
+                Event, Stamp, Ended, self._boundary_topic, *parts, flat_parts, EVENT_OVERHEAD_BYTES
             )
 
     def begin(self, stamp: Stamp, counts: Mapping[str, int] | None = None) -> None:
@@ -174,8 +173,7 @@ class Envelope:
         events = counter.events + 1
         texts = self._texts
         event: Event | None = write(
-            *(data, at, lsn, seq, total, events),
-            *(texts.head, texts.order, texts.tail, texts.flat),
+            data, at, lsn, seq, total, events, texts.head, texts.order, texts.tail, texts.flat
         )
         if event is not None:
             if events == 1:
@@ -203,9 +201,20 @@ class Envelope:
             return index, seq, 0
         texts = self._texts
         index, seq, self.total, size = compiled.engine.transactions.take_rows(
-            *(messages, index, at, writers, events, self._touched),
-            *(seq, self.total, room_bytes, EVENT_OVERHEAD_BYTES),
-            *(texts.head, texts.order, texts.tail, texts.flat),
+            messages,
+            index,
+            at,
+            writers,
+            events,
+            self._touched,
+            seq,
+            self.total,
+            room_bytes,
+            EVENT_OVERHEAD_BYTES,
+            texts.head,
+            texts.order,
+            texts.tail,
+            texts.flat,
         )
         return index, seq, size
 
@@ -231,8 +240,7 @@ class Envelope:
             return index, [], [], 0
         self._reset(None)
         found: tuple[int, list[Event], list[Ended], int] = self._transactions.take(
-            *(messages, index, at, writers, previous_lsn, floor_lsn, now_us),
-            *(room_bytes, bytes_max),
+            messages, index, at, writers, previous_lsn, floor_lsn, now_us, room_bytes, bytes_max
         )
         return found
 
@@ -243,7 +251,7 @@ class Envelope:
         if isinstance(change, Truncate):
             return self.truncate(change, lsn, seq)
         table = self._table(change.relation, seq)
-        change = table.as_told(change)
+        change = table.with_old_kind(change)
         try:
             published = table.published(change)
         except RowRefused as error:
@@ -288,8 +296,8 @@ class Envelope:
             return []
         if table.outbox is not None:
             return self._outbox_message(table, table.outbox, change.new, lsn, seq)
-        table.require_told(change, lsn)
-        after, headers = table.told(change.new)
+        table.require_identified(change, lsn)
+        after, headers = table.encoded(change.new)
         value = self._value(table, "null", after, "c", lsn, seq)
         return [table.event("c", table.key(change.new), value, headers, seq, lsn)]
 
@@ -300,26 +308,26 @@ class Envelope:
             return []
         if table.outbox is not None:
             raise updated_outbox(table.name, lsn)
-        old, new = change.old, change.told
-        table.require_told(change, lsn)
-        (after, told), key = table.told(new), table.key(new)
+        old, new = change.old, change.present_values
+        table.require_identified(change, lsn)
+        (after, row_headers), key = table.encoded(new), table.key(new)
         if old is not None and (old_key := table.key(old)) != key:
             headers = key.as_header(NEW_KEY_HEADER)
             events = self._removal(table, old, headers, lsn, seq)
             added = self._value(table, "null", after, "c", lsn, seq + 1)
-            headers = [*(old_key.as_header(OLD_KEY_HEADER) or ()), *(told or ())]
+            headers = [*(old_key.as_header(OLD_KEY_HEADER) or ()), *(row_headers or ())]
             events.append(table.event("c", key, added, headers, seq + 1, lsn))
             return events
         before = "null" if old is None or table.fields is not None else table.row(old)
         value = self._value(table, before, after, "u", lsn, seq)
-        return [table.event("u", key, value, told, seq, lsn)]
+        return [table.event("u", key, value, row_headers, seq, lsn)]
 
     def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
         """Return the event of a delete and its tombstone."""
         table = self._table(change.relation, seq)
         if "d" in table.skipped or table.outbox is not None:
             return []
-        table.require_told(change, lsn)
+        table.require_identified(change, lsn)
         return self._removal(table, change.old, None, lsn, seq)
 
     def _removal(
@@ -331,8 +339,8 @@ class Envelope:
             if key.data is None:
                 raise delete_without_key(table.name, lsn)
             self._count(table.counter)
-            told = table.fields.position("d", self._texts.stamp.commit_lsn, seq)
-            return [table.event("d", key, None, [*(headers or ()), *told], seq, lsn)]
+            position = table.fields.position("d", self._texts.stamp.commit_lsn, seq)
+            return [table.event("d", key, None, [*(headers or ()), *position], seq, lsn)]
         value = self._value(table, table.row(old), "null", "d", lsn, seq)
         events = [table.event("d", key, value, headers, seq, lsn)]
         if self._tombstones and key.data is not None:

@@ -39,8 +39,8 @@ class Event(NamedTuple):
 
 def placeholder_values(names: Iterable[str]) -> Headers | None:
     """Return the header that names columns as JSON strings; None without names."""
-    told = ",".join(names)
-    return [(PLACEHOLDER_VALUES_HEADER, f"[{told}]")] if told else None
+    listed = ",".join(names)
+    return [(PLACEHOLDER_VALUES_HEADER, f"[{listed}]")] if listed else None
 
 
 class Stamp(NamedTuple):

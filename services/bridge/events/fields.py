@@ -75,18 +75,18 @@ class Fields:
         transaction, row = [], []
         for field in chosen(settings)[1:]:
             times = field.startswith("source.ts_")
-            told = field if times else field.removeprefix("source.")
+            source_field = field if times else field.removeprefix("source.")
             head = f',"{field_name(field)}":'
             if field.startswith("transaction.") and not metadata:
                 transaction.append(Part(f"{head}null", ""))
-            elif told in constants:
-                transaction.append(Part(head + constants[told], ""))
-            elif told in _TRANSACTION:
-                transaction.append(Part(head, _TRANSACTION[told]))
-            elif told in _ROW:
-                row.append(Part(head, _ROW[told]))
+            elif source_field in constants:
+                transaction.append(Part(head + constants[source_field], ""))
+            elif source_field in _TRANSACTION:
+                transaction.append(Part(head, _TRANSACTION[source_field]))
+            elif source_field in _ROW:
+                row.append(Part(head, _ROW[source_field]))
             else:
-                self._of_table.append((head, told))
+                self._of_table.append((head, source_field))
         self.transaction: Sequence[Part] = transaction
         self.row: Sequence[Part] = row
 
@@ -135,7 +135,7 @@ _NUMBERS: Final = frozenset(
     )
 )
 
-_SNAPSHOT: Final = {name: told for name, told in connect.SNAPSHOT.items() if name != "default"}
+_SNAPSHOT: Final = {name: text for name, text in connect.SNAPSHOT.items() if name != "default"}
 
 
 def schemas(settings: FlatSettings) -> Mapping[str, Schema]:

@@ -53,7 +53,7 @@ def settled(xid: int, found: PrimaryKey | None) -> bool:
     return not 0 < (found.made_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
 
 
-def require_told_apart(relation: Relation, encoders: Encoders) -> None:
+def require_distinct_keys(relation: Relation, encoders: Encoders) -> None:
     """Raise SettingsError if two keys of a table would become one, as the settings write them."""
     if encoders.settings.time_precision != "connect":
         return

@@ -20,15 +20,15 @@ _KINDS: Final = {"d": "DEFAULT", "i": "USING INDEX"}
 class LeafIdentity(NamedTuple):
     """The replica identity of a partition that does not tell whole old rows.
 
-    `replica_identity`: d or i. `told`: its `columns`, as indexes of the root's relation. `oid`: the
-    partition's, where the stream has told the identity; 0 where the catalog has. `outdated`: the
-    catalog has another identity of it now, or does not have it.
+    `replica_identity`: d or i. `indexes`: its `columns`, as indexes of the root's relation. `oid`:
+    the partition's, where the stream has told the identity; 0 where the catalog has. `outdated`:
+    the catalog has another identity of it now, or does not have it.
     """
 
     partition: str
     replica_identity: str
     columns: tuple[str, ...]
-    told: frozenset[int]
+    indexes: frozenset[int]
     oid: int = 0
     outdated: bool = False
 
@@ -78,13 +78,13 @@ def leaf_identity(
     outdated: bool = False,
 ) -> LeafIdentity:
     """Return the replica identity of a partition of `root`, of the `columns` named."""
-    told = frozenset(at for at, column in enumerate(root.columns) if column.name in columns)
-    return LeafIdentity(partition, replica_identity, tuple(sorted(columns)), told, oid, outdated)
+    indexes = frozenset(at for at, column in enumerate(root.columns) if column.name in columns)
+    return LeafIdentity(partition, replica_identity, tuple(sorted(columns)), indexes, oid, outdated)
 
 
 def hiding(leaves: Iterable[LeafIdentity], needed: Collection[int]) -> tuple[LeafIdentity, ...]:
     """Return the partitions that do not tell all old values of the columns `needed`."""
-    return tuple(leaf for leaf in leaves if not leaf.told.issuperset(needed))
+    return tuple(leaf for leaf in leaves if not leaf.indexes.issuperset(needed))
 
 
 def hidden_by(
@@ -99,5 +99,5 @@ def hidden_by(
         return ()
     if change.old is None:
         return leaves
-    told = frozenset(index for index, value in enumerate(change.old) if value is not None)
-    return tuple(leaf for leaf in leaves if leaf.told == told)
+    present = frozenset(index for index, value in enumerate(change.old) if value is not None)
+    return tuple(leaf for leaf in leaves if leaf.indexes == present)

@@ -18,7 +18,7 @@ from services.bridge.events.description import Described
 from services.bridge.events.errors import FOR_LATER_CHANGES
 from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
-from services.bridge.events.keys import key_columns, require_told_apart, settled
+from services.bridge.events.keys import key_columns, require_distinct_keys, settled
 from services.bridge.events.missing_values import MissingValues, missing_values, renumbered
 from services.bridge.events.renamed_tables import NotedNames, RenamedTables
 from services.bridge.events.rows import encoder_of
@@ -106,7 +106,7 @@ class Relations:
                 return Described(plan, None, certain)
             below = self._partitions_of(relation, stamp.xid)
             certain = self._learn_types(plan.relation, stamp.xid) and certain
-            require_told_apart(plan.relation, self._encoders)
+            require_distinct_keys(plan.relation, self._encoders)
             if plan.large_values:
                 found = limits(plan, self._encoders, self._deposit)
                 plan = replace(plan, limits=found)
@@ -116,7 +116,7 @@ class Relations:
                 error.hint += f". A new identity is {FOR_LATER_CHANGES}"
             raise
         form = PLAIN if self._formats is None else self._formats.of(plan)
-        tell = partial(self._told, plan, served, stamp.xid)
+        missing_of = partial(self._missing_of, plan, served, stamp.xid)
         left_out = served - {column.name for column in plan.relation.columns}
         differs = partial(self._differs, plan.relation.oid, stamp.xid)
         if self._shapes.former_oid(plan.relation) not in (0, plan.relation.oid):
@@ -126,7 +126,7 @@ class Relations:
                 hint="`slotbridge recover --force` removes them",
             )
         event = self._shapes.change(
-            plan.relation, stamp, seq, tell, left_out=left_out, differs=differs
+            plan.relation, stamp, seq, missing_of, left_out=left_out, differs=differs
         )
         return Described(plan, event, certain, form, below)
 
@@ -174,7 +174,7 @@ class Relations:
         """Tell whether the catalog has another column under a name of the last schema event."""
         return before.attnums != [] and renumbered(before, self._primary.stored_columns(oid), xid)
 
-    def _told(
+    def _missing_of(
         self,
         plan: TableShaping,
         served: set[str],

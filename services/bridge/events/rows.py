@@ -96,7 +96,7 @@ class Table:
         self._places: list[Part] = [parts[name] for name in plan.places]
         """The columns that choose the partition; none: the key, or there is one partition."""
         self._by_row = plan.by_row
-        self._tells_moves = relation.replica_identity != "f" and plan.identity >= {*plan.places}
+        self._shows_moves = relation.replica_identity != "f" and plan.identity >= {*plan.places}
         """Whether an update without an old row leaves its row in the partition."""
         self._key: list[Part] = [
             (source_index, *encoder)
@@ -106,7 +106,7 @@ class Table:
             if column.key
         ]
         self.leaves = leaves
-        self._partial = {leaf.told for leaf in leaves}
+        self._partial = {leaf.indexes for leaf in leaves}
         keys = {source_index for source_index, *_ in self._key}
         places = {source_index for source_index, *_ in self._places}
         filtered = plan.rules.filter_columns if plan.rules else ()
@@ -116,7 +116,7 @@ class Table:
         self._hiding_place = hiding(leaves, places)
         self._hiding_filter = hiding(leaves, filtered)
 
-    def as_told(self, change: RowChange) -> RowChange:
+    def with_old_kind(self, change: RowChange) -> RowChange:
         """Return the change with kind K for an old row that may lack values.
 
         The server marks as whole (O) also the old row of a partition that tells only its own
@@ -124,8 +124,8 @@ class Table:
         """
         if not self._partial or isinstance(change, Insert) or change.old_kind != "O":
             return change
-        told = frozenset(at for at, value in enumerate(change.old or ()) if value is not None)
-        return change._replace(old_kind="K") if told in self._partial else change
+        present = frozenset(at for at, value in enumerate(change.old or ()) if value is not None)
+        return change._replace(old_kind="K") if present in self._partial else change
 
     def row(self, row: Row) -> str:
         """Encode a row as `{"column":value,…}`; a value that the WAL lacks is the placeholder."""
@@ -149,7 +149,7 @@ class Table:
             + "}"
         )
 
-    def told(self, row: Row) -> tuple[str, Headers | None]:
+    def encoded(self, row: Row) -> tuple[str, Headers | None]:
         """Encode a row as `row` does, and name the columns whose value is the placeholder's text.
 
         The headers are None where there are none, as in nearly all rows.
@@ -200,7 +200,12 @@ class Table:
             opening = self._flat_opening(self.fields, op)
         frame = Frame(
             op,
-            *(around.opening + opening, self._names, metadata, old, around.closing, *around_key),
+            around.opening + opening,
+            self._names,
+            metadata,
+            old,
+            around.closing,
+            *around_key,
             flat=None if self.fields is None else tuple(self.fields.row),
             placed_by=None if keys else FIRST_PARTITION,
             serialize_key=form.key if form.key_affixes is None else None,
@@ -288,7 +293,7 @@ class Table:
             for source_index, (_, encode, _) in zip(self._sources, self.columns, strict=True)
         )
 
-    def require_told(self, change: Insert | Update | Delete, lsn: int) -> None:
+    def require_identified(self, change: Insert | Update | Delete, lsn: int) -> None:
         """Raise BadInput for a change that does not tell the old row's key, or a partition."""
         leaves = hidden_by(self._hiding_key, change)
         if leaves or self._lacks_key(change):
@@ -322,13 +327,13 @@ class Table:
         """Tell whether the change does not tell which partition the old or the new row is in."""
         if not self._places:
             return False
-        new = change.told if isinstance(change, Update) else getattr(change, "new", ())
+        new = change.present_values if isinstance(change, Update) else getattr(change, "new", ())
         if new and any(new[source_index] is UNCHANGED for source_index, *_ in self._places):
             return True
         if isinstance(change, Insert):
             return False
         if change.old is None:  # then no column of the identity has changed
-            return not self._tells_moves
+            return not self._shows_moves
         whole = change.old_kind == "O"
         return not whole and any(change.old[index] is None for index, *_ in self._places)
 

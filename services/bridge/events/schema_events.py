@@ -11,7 +11,7 @@ from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.pgoutput.pg_types import TYPE_NAMES
 
 Identity = Literal["default", "nothing", "full", "index"]
-Tell = Callable[[SchemaEvent | None, Sequence[Column]], MissingValues]
+MissingOf = Callable[[SchemaEvent | None, Sequence[Column]], MissingValues]
 """(last schema event of this table, its columns now) -> what rows that were there have."""
 _IDENTITIES: Final[dict[str, Identity]] = {
     "d": "default",
@@ -48,14 +48,14 @@ class Shapes:
         relation: Relation,
         stamp: Stamp,
         seq: int,
-        tell: Tell = lambda *_: NOTHING,
+        missing_of: MissingOf = lambda *_: NOTHING,
         *,
         left_out: Collection[str] = (),
         differs: Callable[[SchemaEvent], bool] = lambda _: False,
     ) -> Event | None:
         """Return the schema event that `relation` calls for at `seq`, None when nothing changed.
 
-        `tell` is asked for what it says of the rows that were there. `left_out`: columns that the
+        `missing_of` returns the values of the rows that were there. `left_out`: columns that the
         server sends and settings leave out. `differs` is asked where nothing has changed, so far as
         names and types tell: a column may have been dropped and added again.
         """
@@ -74,11 +74,11 @@ class Shapes:
         key = (relation.schema, relation.table)
         before = self._known.get(key)
         if before is not None:
-            told = (before.oid, before.after, before.replica_identity, before.left_out)
-            if told == (relation.oid, columns, identity, hidden) and not differs(before):
+            former = (before.oid, before.after, before.replica_identity, before.left_out)
+            if former == (relation.oid, columns, identity, hidden) and not differs(before):
                 return None
         same_table = before is not None and before.oid == relation.oid
-        found = tell(before if same_table else None, columns)
+        found = missing_of(before if same_table else None, columns)
         event = SchemaEvent(
             schema=relation.schema,
             table=relation.table,

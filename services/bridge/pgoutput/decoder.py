@@ -246,8 +246,8 @@ class Decoder:
             if key in other.descriptions and number > self._arrived.get(key, 0):
                 self._arrived[key] = number
                 self.descriptions[key] = other.descriptions[key]
-                told: Any = (self.relations, other.relations)
-                mine, theirs = told if key[0] == b"R"[0] else (self.types, other.types)
+                pair: Any = (self.relations, other.relations)
+                mine, theirs = pair if key[0] == b"R"[0] else (self.types, other.types)
                 mine[key[1]] = theirs[key[1]]
 
     def _describe(self, data: bytes, oid: int) -> None:

@@ -93,7 +93,7 @@ class Update(NamedTuple):
     new: Row
 
     @property
-    def told(self) -> Row:
+    def present_values(self) -> Row:
         """The new row, with the unchanged values that the old row tells."""
         old = self.old
         if old is None:

@@ -72,11 +72,11 @@ class OtherStorage(OperatorNeeded):
     UNKNOWN: Final = "unknown"
 
     def __init__(self, marker: str, noted: str, found: str | None) -> None:
-        told = f"it has the id {found}" if found else "it has no id"
+        actual = f"it has the id {found}" if found else "it has no id"
         other = f"Kafka's progress record notes {noted}"
         gone = "is gone for good, or was copied without this object"
         if noted == self.UNKNOWN:
-            told = "it has neither an id nor a large value"
+            actual = "it has neither an id nor a large value"
             other = (
                 "no progress record in Kafka notes an id (the bridge could not read the id, or the "
                 "record is lost)"
@@ -84,7 +84,7 @@ class OtherStorage(OperatorNeeded):
             gone = "is gone for good, or there never was one"
         super().__init__(
             "this is not known to be the object storage with the large values to which events "
-            f"refer: {told}, and {other}",
+            f"refer: {actual}, and {other}",
             operation=COMPARE,
             subject=marker,
             hint="mount the share again, or name the storage in claim_check.uri; if that storage "

@@ -79,7 +79,8 @@ class Changes:
             if members:
                 yield sql.SQL("ALTER PUBLICATION {} {} {} {}").format(
                     sql.Identifier(self.publication),
-                    *(sql.SQL(action), sql.SQL(kind)),
+                    sql.SQL(action),
+                    sql.SQL(kind),
                     sql.SQL(", ").join(members),
                 )
 

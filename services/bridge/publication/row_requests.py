@@ -86,7 +86,7 @@ class RowRequest:
         """
         if not self.tables:
             return
-        told = ""
+        signal_note = ""
         if not self.in_transaction:
             reach("rows noted")
             try:
@@ -98,12 +98,12 @@ class RowRequest:
                     err=True,
                 )
                 raise
-            told = f" (signal {signal})"
+            signal_note = f" (signal {signal})"
             reach("rows asked for")
             connection.execute(self._note(()))
-        typer.echo(f"the bridge is asked for their rows{told}", err=True)
+        typer.echo(f"the bridge is asked for their rows{signal_note}", err=True)
 
-    def tell(self, config: Path, *, dry_run: bool) -> None:
+    def print_notes(self, config: Path, *, dry_run: bool) -> None:
         """Print what becomes of rows that the server lets through only now."""
         start = f"slotbridge snapshot start {{}} --config {shlex.quote(str(config))}"
         if self.changed:

@@ -138,23 +138,23 @@ def position_of(
             document = document["payload"]
         if position := position_of_row(document):
             return position
-        said = document.get("source", document)
+        source = document.get("source", document)
         if "source" in document:
-            if document["op"] not in _OPERATIONS or said["name"] != prefix:
+            if document["op"] not in _OPERATIONS or source["name"] != prefix:
                 return None
         elif not own:
             return None
-        lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
-        seq = LAST_SEQ if said.get("status") == "END" else said.get("seq", 0)
-        return _position(lsn, seq, said.get("timeline", 0))
+        lsn = source["commit_lsn"] if "commit_lsn" in source else source["prepare_lsn"]
+        seq = LAST_SEQ if source.get("status") == "END" else source.get("seq", 0)
+        return _position(lsn, seq, source.get("timeline", 0))
     except _NOT_OURS:
         return None  # anybody's record
 
 
-def position_of_row(told: Mapping[str, Any]) -> EventPosition | None:
+def position_of_row(fields: Mapping[str, Any]) -> EventPosition | None:
     """Return the position in a flat row's fields or headers, None for other records."""
     try:
-        op, *numbers = [told[field_name(name)] for name in POSITION]
+        op, *numbers = [fields[field_name(name)] for name in POSITION]
         known = (op.decode() if isinstance(op, bytes) else op) in _OPERATIONS
         return _position(*numbers) if known else None
     except _NOT_OURS:
@@ -205,9 +205,9 @@ def _is_flat_row(value: bytes, schema_text: SchemaText | None) -> bool:
 
 def position_in_headers(headers: AnyHeaders) -> EventPosition | None:
     """Return the position of an outbox message, None for any other message."""
-    told = dict(headers or [])
+    values = dict(headers or [])
     try:
-        return _position(told["commit_lsn"] or b"", told["seq"] or b"")
+        return _position(values["commit_lsn"] or b"", values["seq"] or b"")
     except (KeyError, ValueError):
         return None
 

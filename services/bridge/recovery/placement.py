@@ -101,7 +101,7 @@ def with_keyless_spread(now: Mapping[str, str]) -> dict[str, str]:
     return {name: digest for name, digest in now.items() if name != PARTITION_BY}
 
 
-def tell_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
+def log_changed(then: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
     """Warn of settings that place rows elsewhere since the last progress record."""
     if then is None:
         logger.info("not judged: the progress record does not tell how rows were placed")

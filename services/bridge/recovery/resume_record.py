@@ -9,7 +9,7 @@ from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.ledger import Position
-from services.bridge.recovery.placement import tell_changed
+from services.bridge.recovery.placement import log_changed
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat, Moved
@@ -22,7 +22,7 @@ class NewSlot(NamedTuple):
     """Where a slot begins, and the events of that for Kafka with the first record."""
 
     lsn: int
-    told: Sequence[Event] = ()
+    events: Sequence[Event] = ()
 
 
 class Records:
@@ -89,9 +89,9 @@ class Records:
         first_slot: Callable[[], NewSlot],
     ) -> ProgressRecord:
         """Store the position of the first slot in Kafka and the origin."""
-        lsn, told = first_slot()
-        if told:
-            producer.send(told)
+        lsn, events = first_slot()
+        if events:
+            producer.send(events)
         record = self.at(Position(0, lsn, 0), {})
         producer.commit(record)
         reach("first record")
@@ -108,7 +108,7 @@ class Records:
         origin was true on the record's own timeline, and of its own witness.
         """
         now = self._identity()
-        tell_changed(record.placement, self._placement)
+        log_changed(record.placement, self._placement)
         if (record.timeline, record.witness) == (self.timeline, self._seen.witness):
             self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
         known = all(getattr(record, name) == value for name, value in now.items())

@@ -210,7 +210,8 @@ class StartCheck:
         """Read WAL by a connection of its own, which is closed before the slot is streamed from."""
         server = self._primary.server
         own = ReplicationConnection(
-            *(self._primary.conninfo, self._slot),
+            self._primary.conninfo,
+            self._slot,
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
             name="slotbridge: read WAL",

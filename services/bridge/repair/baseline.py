@@ -52,7 +52,7 @@ ROWS_DEADLINE_S: Final = 3_600.0
 """How long the server may look for the next rows: a filter may fit few of a large table."""
 _LOOK_S: Final = 0.5
 _CURSOR: Final = "slotbridge_recover"
-_TELL_S: Final = 5.0
+_LOG_EVERY_S: Final = 5.0
 _OPEN: Final = """
     SELECT who || ' since ' || to_char(began, 'YYYY-MM-DD HH24:MI:SS TZ') FROM (
       SELECT format('pid %s (%s)', pid, coalesce(nullif(application_name, ''), usename)), xact_start
@@ -81,7 +81,7 @@ class Baseline:
         self._server = server
         self._deadline_s = sql_deadline_ms / 1000 + REPAIR_LOCK_S
         self._while_waiting = while_waiting
-        self._told = 0.0
+        self._logged_s = 0.0
         self._slot = source.slot
         self._publication = source.publication
         self._rows: Connection = self._connect()
@@ -158,15 +158,15 @@ class Baseline:
 
         Raise SetupError where that is too far, or the role may not switch WAL files.
         """
-        told = 0.0
+        logged_s = 0.0
         for _ in range(SEGMENTS_MAX):
             self._while_waiting()
             with self._statement("move the WAL on"):
                 now_lsn = written_lsn(self._now)
                 if now_lsn > lsn:
                     return
-                if time.monotonic() - told > _TELL_S:
-                    told = time.monotonic()
+                if time.monotonic() - logged_s > _LOG_EVERY_S:
+                    logged_s = time.monotonic()
                     logger.info(
                         "moving the WAL beyond what Kafka has",
                         lsn=format_lsn(now_lsn),
@@ -190,7 +190,8 @@ class Baseline:
             if slots.read_slot(self._now, self._slot) is not None:
                 self._now.execute("SELECT pg_drop_replication_slot(%s)", [self._slot])
         self._exporter = ReplicationConnection(
-            *(self._conninfo, self._slot),
+            self._conninfo,
+            self._slot,
             wal_sender_timeout_ms=wal_sender_timeout_ms,
             sql_deadline_ms=int(1000 * deadline_s),
             name=REPAIR.application,
@@ -202,23 +203,23 @@ class Baseline:
                 subject=f"slot {self._slot}",
                 hint="run `slotbridge recover` again: nothing was published",
             )
-        self._told = time.monotonic()
+        self._logged_s = time.monotonic()
         self.lsn, snapshot = self._exporter.create_slot(
             two_phase=two_phase,
             export=True,
             deadline_s=deadline_s,
-            while_waiting=self._tell_open,
+            while_waiting=self._log_open,
         )
         with self._statement("import the database snapshot"):
             self.sight = import_snapshot(self._rows, snapshot)
         logger.info("made the slot anew", slot=self._slot, lsn=format_lsn(self.lsn))
 
-    def _tell_open(self) -> None:
+    def _log_open(self) -> None:
         """Say now and then which transactions the new slot waits for."""
         self._while_waiting()
-        if time.monotonic() - self._told < _TELL_S:
+        if time.monotonic() - self._logged_s < _LOG_EVERY_S:
             return
-        self._told = time.monotonic()
+        self._logged_s = time.monotonic()
         with self._statement("look for open transactions"):
             found = self._now.execute(_OPEN).fetchall()
         logger.info(

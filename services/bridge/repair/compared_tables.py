@@ -24,7 +24,7 @@ from services.bridge.snapshot.progress import (
     Owner,
     TableProgress,
     progress_event,
-    told_progress,
+    progress_of,
 )
 from services.bridge.snapshot.tables import TableShape
 
@@ -84,7 +84,9 @@ class ComparedTables:
             table = self._tables[shape.name] = Compared(shape, RowStore(file))
             name = shape.relation.schema, shape.relation.table
             fold = Fold(
-                *(self._topics, table.store, encoder.placeholders(shape.relation)),
+                self._topics,
+                table.store,
+                encoder.placeholders(shape.relation),
                 shared=self._shaping.naming.table(*name).routed,
                 while_waiting=self._while_waiting,
             )
@@ -133,7 +135,7 @@ class ComparedTables:
             self._while_waiting()
             encoded = encoder.encoded(relation, rows, self._baseline.lsn)
             table.rows += len(encoded)
-            if table.store.take_there((key or b"", row) for key, row in encoded) or any(
+            if table.store.take_rows((key or b"", row) for key, row in encoded) or any(
                 key is None for key, _ in encoded
             ):
                 raise BadInput(
@@ -145,7 +147,7 @@ class ComparedTables:
                     exit_code=ExitCode.RECORD_REFUSED,
                 )
 
-    def told(self) -> dict[str, TableRepair]:
+    def results(self) -> dict[str, TableRepair]:
         """Return table -> result, for the RecoveryRecord."""
         return {
             name: TableRepair(rows=one.rows, emptied=not one.whole, **_named(one.counts))
@@ -182,8 +184,8 @@ class ComparedTables:
         position = ChunkPosition(self._baseline.commit_lsn, 0, self._baseline.lsn)
         for table in self._tables.values():
             progress = TableProgress(table.shape, rows=table.rows, chunks=1, done=True)
-            told = told_progress(owner, progress, position, now_ms, waiting=0)
-            yield progress_event(self._topics.prefix, told)
+            done = progress_of(owner, progress, position, now_ms, waiting=0)
+            yield progress_event(self._topics.prefix, done)
 
 
 def _named(counts: dict[str, int]) -> dict[str, int]:

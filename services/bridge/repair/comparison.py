@@ -28,29 +28,29 @@ class Difference(NamedTuple):
     after: bytes | None
 
 
-def difference(key: bytes, told: bytes | None, there: bytes | None) -> Difference | None:
-    """Return the change that turns the topics' row (`told`) into the table's (`there`).
+def difference(key: bytes, known: bytes | None, present: bytes | None) -> Difference | None:
+    """Return the change that turns the topics' row (`known`) into the table's (`present`).
 
     Both as JSON; None: there is none. Return None where both are the same.
     """
-    if there is None:
-        return None if told is None else Difference("d", key, told or None, None)
-    if told is None:
-        return Difference("c", key, None, there)
-    return None if same_row(told, there) else Difference("u", key, told or None, there)
+    if present is None:
+        return None if known is None else Difference("d", key, known or None, None)
+    if known is None:
+        return Difference("c", key, None, present)
+    return None if same_row(known, present) else Difference("u", key, known or None, present)
 
 
-def same_row(told: bytes, there: bytes) -> bool:
+def same_row(known: bytes, present: bytes) -> bool:
     """Tell whether the row of the topics has the values of the table's row, whatever their order.
 
     A column that the table no longer has does not count, and null is as good as none.
     """
-    if told == there:
+    if known == present:
         return True
-    if told == UNKNOWN:
+    if known == UNKNOWN:
         return False
-    values = _values(told)
-    return all(values.get(name) == value for name, value in _values(there).items())
+    values = _values(known)
+    return all(values.get(name) == value for name, value in _values(present).items())
 
 
 def _values(row: bytes) -> dict[str, Any]:

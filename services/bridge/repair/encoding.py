@@ -42,12 +42,18 @@ class Encoding:
         """
         prefix, now_us = self._topics.prefix, time.time_ns() // 1000
         relations = Relations(
-            *(prefix, self._primary, self._topics.shapes(), self._shaping, self._encoders),
+            prefix,
+            self._primary,
+            self._topics.shapes(),
+            self._shaping,
+            self._encoders,
             deposit=self._deposit,
             table_names=noted_names(self._topics, self._shaping.naming, self._primary.server),
         )
         encoder = RepairEvents(
-            *(prefix, self._primary.server.database, self._primary.server.timeline),
+            prefix,
+            self._primary.server.database,
+            self._primary.server.timeline,
             relations.describe,
             transaction_metadata=self._bridge.transaction_metadata,
             encoders=self._encoders,

@@ -22,7 +22,7 @@ from schemas.events import PLACEHOLDER_VALUES_HEADER, UNAVAILABLE
 from services.bridge.recovery.event_positions import AnyHeaders, position_in_headers
 from services.bridge.repair.comparison import UNKNOWN
 from services.bridge.repair.plain_event import PlainEvents
-from services.bridge.repair.row_store import RowStore, Told, in_time
+from services.bridge.repair.row_store import FoldedRow, RowStore, in_time
 from services.bridge.sink.topics import Topics
 
 _OPEN_S: Final = 120.0
@@ -54,7 +54,7 @@ class Fold:
         self._placeholders = placeholders
         self._shared = shared
         self._while_waiting = while_waiting
-        self._waiting: dict[bytes, Told] = {}
+        self._waiting: dict[bytes, FoldedRow] = {}
         self.commit_lsn = 0
         self.events = 0
 
@@ -100,7 +100,7 @@ class Fold:
         if key is not None and not headers:
             found = plain.read(value)
             if found is not None:
-                self._tell(partition, Told(key, *found))
+                self._keep(partition, FoldedRow(key, *found))
                 return
         where = f"{topic}[{partition}]@{message.offset()}"
         event = event_of(value, headers, where)
@@ -117,11 +117,11 @@ class Fold:
         row = None
         if event["op"] != "d":
             row = self._row(key, event["after"], _placeholder_values(headers, where))
-        self._tell(partition, Told(key, row, position))
+        self._keep(partition, FoldedRow(key, row, position))
 
-    def _tell(self, partition: int, told: Told) -> None:
-        self._count(told.position)
-        self._waiting[told.key] = told
+    def _keep(self, partition: int, folded: FoldedRow) -> None:
+        self._count(folded.position)
+        self._waiting[folded.key] = folded
         if len(self._waiting) >= _ROWS_AT_ONCE:
             self._flush(partition)
 
@@ -130,22 +130,22 @@ class Fold:
         self.commit_lsn = max(self.commit_lsn, position[0])
 
     def _flush(self, partition: int) -> None:
-        self._rows.take_told(partition, self._waiting.values())
+        self._rows.take_folded(partition, self._waiting.values())
         self._waiting.clear()
 
-    def _known(self, key: bytes) -> Told | None:
-        return self._waiting.get(key) or self._rows.told(key)
+    def _known(self, key: bytes) -> FoldedRow | None:
+        return self._waiting.get(key) or self._rows.folded(key)
 
-    def _row(self, key: bytes, after: dict[str, Any], told: Collection[str]) -> bytes:
+    def _row(self, key: bytes, after: dict[str, Any], literal: Collection[str]) -> bytes:
         """Return the row as JSON, with the values that the WAL lacked as they were before.
 
-        `told`: the columns whose value is the placeholder's text itself.
+        `literal`: the columns whose value is the placeholder's text itself.
         """
         placeholders = self._placeholders
         lacking = [
             name
             for name, one in after.items()
-            if one == placeholders.get(name, UNAVAILABLE) and name not in told
+            if one == placeholders.get(name, UNAVAILABLE) and name not in literal
         ]
         if lacking:
             known = self._known(key)

@@ -102,7 +102,9 @@ class Repair:
         self._placement = placement_of(settings.shaping, self._bridge, self._kafka)
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._baseline = Baseline(
-            *(primary.conninfo, self._source, primary.server),
+            primary.conninfo,
+            self._source,
+            primary.server,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
             while_waiting=while_waiting,
         )
@@ -117,7 +119,8 @@ class Repair:
             deposit = self._claim_checks.deposit
         files = f"slotbridge-{self._kafka.topic_prefix}-{self._source.slot}"
         self._tables = ComparedTables(
-            *(topics, self._shaping),
+            topics,
+            self._shaping,
             Encoding(self._bridge, self._shaping, primary, topics, deposit),
             self._baseline,
             self._bridge.spool_folder / files,
@@ -182,7 +185,11 @@ class Repair:
 
     def _producer(self) -> TransactionalProducer:
         return TransactionalProducer(
-            *(self._kafka, self._bridge, self._topics, self._source.slot, self._refused),
+            self._kafka,
+            self._bridge,
+            self._topics,
+            self._source.slot,
+            self._refused,
             while_waiting=self._while_waiting,
         )
 
@@ -191,11 +198,7 @@ class Repair:
         slot = self._source.slot
         producer.begin_session()
         reach("recover fenced")
-        settle_all(
-            *(self._topics, producer, self._primary, slot),
-            self._while_waiting,
-            Unjudged(),
-        )
+        settle_all(self._topics, producer, self._primary, slot, self._while_waiting, Unjudged())
         last = self._topics.last_progress(slot)
         producer.follow(last)
         return last
@@ -239,7 +242,9 @@ class Repair:
     def _secure(self) -> None:
         """Wait until no failover can take back what was read."""
         reader = SnapshotReader(
-            *(self._primary.conninfo, self._source.publication, self._source.slot),
+            self._primary.conninfo,
+            self._source.publication,
+            self._source.slot,
             self._primary.server,
             deadline_ms=self._bridge.sql_deadline_ms,
         )
@@ -278,7 +283,7 @@ class Repair:
             from_lsn=last.end_lsn if last is not None else 0,
             lsn=self._baseline.lsn,
             commit_lsn=self._baseline.commit_lsn,
-            tables=self._tables.told(),
+            tables=self._tables.results(),
             left_out=dict(scope.left_out),
             ts_ms=now_ms,
         )
@@ -289,10 +294,10 @@ class Repair:
         if self.snapshot.mode != "never" or self._topics.there(snapshot_topic(self._topics.prefix)):
             self._topics.prepare_late(snapshot_topic, compacted=True)
             server = seen.server
-            told = self._baseline.beginning(now_ms)
-            waiting.append(beginning_event(self._topics.prefix, told))
+            beginning = self._baseline.beginning(now_ms)
+            waiting.append(beginning_event(self._topics.prefix, beginning))
             waiting += self._tables.snapshots_done(
-                *(self._source.slot, server.timeline, seen.switch_points, now_ms)
+                self._source.slot, server.timeline, seen.switch_points, now_ms
             )
         for event in self._tables.events(self._part(last)):
             waiting.append(event)
@@ -319,7 +324,11 @@ class Repair:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         records = Records(
-            *(self._source.slot, heartbeat, seen, self._placement, self._storage_id),
+            self._source.slot,
+            heartbeat,
+            seen,
+            self._placement,
+            self._storage_id,
             reads_rows=self.snapshot.reads_all,
         )
         placement = None if last is None else last.placement

@@ -1,11 +1,11 @@
 """Rows by key on disk, so that memory is bounded whatever a table's size: a SQLite file.
 
-    told    what the topics tell of each key: its last row, UNKNOWN, or NULL where it was deleted
-    there   the rows that the table has and the topics do not tell, or tell otherwise
-    differs what makes the first equal to the second
+    folded   what the topics have of each key: its last row, UNKNOWN, or NULL where it was deleted
+    present  the rows that the table has and the topics lack, or have otherwise
+    differs  what makes the first equal to the second
 
-Which of the told keys the table has is noted in memory, in a bit for each. The file is of one run;
-nothing is read from it after a crash.
+Which of the folded keys the table has is noted in memory, in a bit for each. The file is of one
+run; nothing is read from it after a crash.
 """
 
 import json
@@ -20,8 +20,8 @@ from services.bridge.repair.comparison import Difference, difference
 _CACHE_KIB: Final = 131_072
 _ITEMS_AT_ONCE: Final = 2_000
 _KEYS_AT_ONCE: Final = 500
-_KNOWN: Final = f"SELECT key, id, row FROM told WHERE key IN ({', '.join('?' * _KEYS_AT_ONCE)})"  # noqa: S608
-_LIVE: Final = "SELECT id, key, row FROM told WHERE id BETWEEN ? AND ? AND row IS NOT NULL"
+_KNOWN: Final = f"SELECT key, id, row FROM folded WHERE key IN ({', '.join('?' * _KEYS_AT_ONCE)})"  # noqa: S608
+_LIVE: Final = "SELECT id, key, row FROM folded WHERE id BETWEEN ? AND ? AND row IS NOT NULL"
 _ALL_BITS: Final = 255
 Item = TypeVar("Item")
 
@@ -34,7 +34,7 @@ def in_time(items: Iterable[Item], while_waiting: Callable[[], None]) -> Iterato
         yield item
 
 
-class Told(NamedTuple):
+class FoldedRow(NamedTuple):
     """The row of a key by an event or tombstone. `row` None: the key is gone.
 
     `position`: (commit_lsn, seq) of the event, which orders events of different partitions.
@@ -57,14 +57,14 @@ class RowStore:
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(
-            "CREATE TABLE told (id INTEGER PRIMARY KEY, key BLOB UNIQUE, row BLOB,"
+            "CREATE TABLE folded (id INTEGER PRIMARY KEY, key BLOB UNIQUE, row BLOB,"
             " part INT, lsn INT, seq INT);"
-            "CREATE TABLE there (key BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID;"
+            "CREATE TABLE present (key BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID;"
             "CREATE TABLE differs (key BLOB PRIMARY KEY, op TEXT, before BLOB, after BLOB)"
             " WITHOUT ROWID;"
         )
         self._seen = bytearray()
-        """Bit n % 8 of byte n // 8: the table has the key of the told row `id` n."""
+        """Bit n % 8 of byte n // 8: the table has the key of the folded row `id` n."""
         self._one_key: bytes | None = None
 
     def close(self) -> None:
@@ -72,26 +72,26 @@ class RowStore:
         self._db.close()
         self._path.unlink(missing_ok=True)
 
-    def take_told(self, partition: int, told: Iterable[Told]) -> None:
+    def take_folded(self, partition: int, rows: Iterable[FoldedRow]) -> None:
         """Store the rows of a partition's records, in the order of their offsets.
 
         Of a key that several partitions have, the higher position counts: partitions were added.
         """
         self._db.execute("BEGIN")
         self._db.executemany(
-            "INSERT INTO told (key, row, part, lsn, seq) VALUES (?, ?, ?, ?, ?)"
+            "INSERT INTO folded (key, row, part, lsn, seq) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (key) DO UPDATE SET"
             " row = excluded.row, part = excluded.part, lsn = excluded.lsn, seq = excluded.seq"
-            " WHERE told.part = excluded.part"
-            "    OR (excluded.lsn, excluded.seq) >= (told.lsn, told.seq)",
-            ((one.key, one.row, partition, *one.position) for one in told),
+            " WHERE folded.part = excluded.part"
+            "    OR (excluded.lsn, excluded.seq) >= (folded.lsn, folded.seq)",
+            ((one.key, one.row, partition, *one.position) for one in rows),
         )
         self._db.execute("COMMIT")
 
-    def told(self, key: bytes) -> Told | None:
+    def folded(self, key: bytes) -> FoldedRow | None:
         """Return the stored row of a key, None if there is none."""
-        found = self._db.execute("SELECT row, lsn, seq FROM told WHERE key = ?", [key]).fetchone()
-        return None if found is None else Told(key, found[0], (found[1], found[2]))
+        found = self._db.execute("SELECT row, lsn, seq FROM folded WHERE key = ?", [key]).fetchone()
+        return None if found is None else FoldedRow(key, found[0], (found[1], found[2]))
 
     def erase(self, partition: int, key: bytes) -> None:
         """Note that a partition has a tombstone of a key; the rows of other partitions stay.
@@ -99,18 +99,18 @@ class RowStore:
         A tombstone has no position: it may be older than what another partition tells.
         """
         self._db.execute(
-            "UPDATE told SET row = NULL WHERE key = ? AND part = ? AND row IS NOT NULL",
+            "UPDATE folded SET row = NULL WHERE key = ? AND part = ? AND row IS NOT NULL",
             [key, partition],
         )
 
     def empty(self, partition: int) -> None:
         """Note that a partition has a truncate of the table."""
-        self._db.execute("UPDATE told SET row = NULL WHERE part = ?", [partition])
+        self._db.execute("UPDATE folded SET row = NULL WHERE part = ?", [partition])
 
-    def take_there(self, rows: Iterable[tuple[bytes, bytes]]) -> int:
+    def take_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> int:
         """Take in rows of the table; return how many keys came a second time.
 
-        Call this once all is told.
+        Call this once all rows are folded.
         """
         repeated, items = 0, iter(rows)
         self._db.execute("BEGIN")
@@ -126,18 +126,18 @@ class RowStore:
         known = {key: (id_, row) for key, id_, row in self._db.execute(_KNOWN, keys)}
         repeated, others = 0, []
         for key, row in some:
-            if (told := known.get(key)) is None:
+            if (known_row := known.get(key)) is None:
                 others.append((key, row))
-            elif self._saw(told[0]):
+            elif self._saw(known_row[0]):
                 repeated += 1
-            elif told[1] != row:
+            elif known_row[1] != row:
                 others.append((key, row))
         before = self._db.total_changes
-        self._db.executemany("INSERT OR IGNORE INTO there VALUES (?, ?)", others)
+        self._db.executemany("INSERT OR IGNORE INTO present VALUES (?, ?)", others)
         return repeated + len(others) - (self._db.total_changes - before)
 
     def _saw(self, id_: int) -> bool:
-        """Note that the table has the key of a told row; return whether that was known."""
+        """Note that the table has the key of a folded row; return whether that was known."""
         at, bit = id_ // 8, 1 << id_ % 8
         if at >= len(self._seen):
             self._seen.extend(bytes(max(at + 1 - len(self._seen), len(self._seen), 4_096)))
@@ -154,8 +154,8 @@ class RowStore:
         pairs = self._different_rows if whole else self._all_rows
         self._db.execute("BEGIN")
         self._db.execute("DELETE FROM differs")
-        for key, told, there in in_time(pairs(), while_waiting):
-            if (found := difference(key, told, there)) is not None:
+        for key, known, present in in_time(pairs(), while_waiting):
+            if (found := difference(key, known, present)) is not None:
                 counts[found.op] += 1
                 values = (found.key, found.op, found.before, found.after)
                 self._db.execute("INSERT INTO differs VALUES (?, ?, ?, ?)", values)
@@ -165,9 +165,9 @@ class RowStore:
     def _different_rows(self) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
         """Yield each key whose rows may differ: the topics' row and the table's, None for none."""
         yield from self._db.execute(
-            "SELECT h.key, t.row, h.row FROM there h LEFT JOIN told t ON t.key = h.key"
+            "SELECT h.key, t.row, h.row FROM present h LEFT JOIN folded t ON t.key = h.key"
         )
-        (count,) = self._db.execute("SELECT coalesce(max(id), 0) FROM told").fetchone()
+        (count,) = self._db.execute("SELECT coalesce(max(id), 0) FROM folded").fetchone()
         for at in range(count // 8 + 1):
             if at < len(self._seen) and self._seen[at] == _ALL_BITS:
                 continue
@@ -177,10 +177,10 @@ class RowStore:
 
     def _all_rows(self) -> Iterator[tuple[bytes, None, bytes]]:
         """Yield each key of the table with its row, as if the topics told none."""
-        for key, row in self._db.execute("SELECT key, row FROM there"):
+        for key, row in self._db.execute("SELECT key, row FROM present"):
             yield key, None, row
         query = (
-            "SELECT t.id, t.key, t.row FROM told t LEFT JOIN there h ON h.key = t.key"
+            "SELECT t.id, t.key, t.row FROM folded t LEFT JOIN present h ON h.key = t.key"
             " WHERE h.key IS NULL"
         )
         for id_, key, row in self._db.execute(query):

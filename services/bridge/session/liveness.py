@@ -48,13 +48,13 @@ class Liveness:
         reach("breathing")
         self._standby_status.heard(time.monotonic())  # nobody listens meanwhile
         self._group_commit.perform(time.monotonic(), behind=False)
-        self.tell_server()
+        self.report_position()
 
-    def tell_server(self) -> None:
+    def report_position(self) -> None:
         """Confirm what is to be confirmed by now, and perform a heartbeat that is due."""
         now = time.monotonic()
         if self._heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
-            self._standby_status.tell_news(follow=self._group_commit.settled)
+            self._standby_status.report_soon(follow=self._group_commit.settled)
         if now >= self._standby_status.due:
             self._group_commit.report()
         self._beat(now)

@@ -179,7 +179,7 @@ class Runner:
                 else:
                     pause_s = backoff.pause_s(session.durable)
                     self._give_up(stagnation.ended(error, session.durable, time.monotonic()), error)
-                self._tell_loss(error, pause_s)
+                self._log_loss(error, pause_s)
             finally:
                 self._session = None
                 self._opening_since = time.monotonic()
@@ -209,7 +209,7 @@ class Runner:
         elif isinstance(error, MessageUnclear):
             self._settings = self._settings._replace(streaming=False)
 
-    def _tell_loss(self, error: Retryable, pause_s: float) -> None:
+    def _log_loss(self, error: Retryable, pause_s: float) -> None:
         goes_on = self._hangs is not None or not self._stop.is_set()
         logger.warning(
             "session lost: starting a new one" if goes_on else "session lost at the stop",
@@ -239,7 +239,7 @@ class Runner:
             wait=self._pause_s,
             stop=self._gives_up,
             sleep=self._sleep,
-            before_sleep=self._tell_retry,
+            before_sleep=self._log_retry,
             reraise=True,
         )
         try:
@@ -263,7 +263,7 @@ class Runner:
             return
         time.sleep(min(seconds, STANDBY_PAUSE_S))
 
-    def _tell_retry(self, state: tenacity.RetryCallState) -> None:
+    def _log_retry(self, state: tenacity.RetryCallState) -> None:
         """Log a failure to open a session, and its repetitions ever more rarely."""
         error = state.outcome.exception() if state.outcome is not None else None
         again = state.attempt_number > 1 and str(error) == self._last_failure

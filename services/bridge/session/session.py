@@ -174,7 +174,7 @@ class Session:
         self._parts.group_commit.perform(now, behind=behind)
         if self._parts.snapshot is not None:
             self._parts.snapshot.perform(now)
-        self._parts.liveness.tell_server()
+        self._parts.liveness.report_position()
         if (prefix := self._parts.pipeline.skipped) and not self._skips_messages:
             self._skips_messages = True
             logger.warning(
@@ -193,7 +193,7 @@ class Session:
         heartbeat.commits_wait = False
         group_commit.finish()
         if self._parts.snapshot is not None:
-            self._parts.snapshot.narration.tell()
+            self._parts.snapshot.narration.log_durable()
         heartbeat.perform(self._parts.primary, self._parts.ledger)
         heartbeat.commits_wait = False
         group_commit.note()

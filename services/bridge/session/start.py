@@ -108,7 +108,7 @@ class _Opening:
         self._waiting = WhileWaiting()
         self._claim_checks: ClaimChecks | None = None
         compare = partial(warn_of_differences, source=self._source, shaping=settings.shaping)
-        self._compare = partial(compare, prefix=self._prefix, told=set())
+        self._compare = partial(compare, prefix=self._prefix, logged=set())
 
     def open(self, refused: Refused, settings: RegistrySettings | None) -> Parts:
         """Perform all steps in their order; return the parts of the session."""
@@ -146,7 +146,8 @@ class _Opening:
 
     def _connect(self, primary: Primary) -> ReplicationConnection:
         connection = ReplicationConnection(
-            *(primary.conninfo, self._slot),
+            primary.conninfo,
+            self._slot,
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
         )
@@ -156,7 +157,11 @@ class _Opening:
     def _fence(self, topics: Topics, check: StartCheck, refused: Refused) -> TransactionalProducer:
         """Make the producer; no other bridge of this slot can write to Kafka any more."""
         producer = TransactionalProducer(
-            *(self._kafka, self._bridge, topics, self._slot, refused),
+            self._kafka,
+            self._bridge,
+            topics,
+            self._slot,
+            refused,
             while_waiting=self._waiting,
         )
         self._resources.callback(producer.abandon)
@@ -195,11 +200,15 @@ class _Opening:
         publication = self._source.publication
         check_settings(self._shaping, primary, publication, topics, record, placement)
         records = Records(
-            *(self._slot, heartbeat, seen, placement, storage_id), reads_rows=snapshot.reads_all
+            self._slot, heartbeat, seen, placement, storage_id, reads_rows=snapshot.reads_all
         )
         make_first = partial(
             first_slot,
-            *(primary, connection, topics, self._source, snapshot),
+            primary,
+            connection,
+            topics,
+            self._source,
+            snapshot,
             deadline_s=self._bridge.sql_deadline_ms / 1000,
             while_waiting=self._waiting,
         )
@@ -232,13 +241,20 @@ class _Opening:
         start = resume_at(record, agreed.seen.slot)
         ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
         standby_status = StandbyStatus(
-            *(connection, ledger),
+            connection,
+            ledger,
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             subject=f"slot {self._slot}",
         )
         self._table_names = noted_names(topics, self._shaping.naming, primary.server, make=True)
         group_commit = self._grouping()(
-            *(producer, self._bridge, standby_status, heartbeat, agreed.records.at, ledger, record),
+            producer,
+            self._bridge,
+            standby_status,
+            heartbeat,
+            agreed.records.at,
+            ledger,
+            record,
             subject=f"slot {self._slot}",
             events_of=events_of(self._kafka, registry.url if registry else "", timeline),
             claim_checks=self._claim_checks,
@@ -253,10 +269,7 @@ class _Opening:
         encoding = self._encoding(primary, topics, registry, timeline)
         snapshot = None
         if self._settings.snapshot.mode != "never":
-            owner = Owner(self._slot, timeline, start.end_lsn, agreed.seen.switch_points)
-            if self._settings.snapshot.mode == "always":
-                since_lsn = self._settings.rows_since_lsn
-                owner = owner._replace(since_lsn=start.end_lsn if since_lsn is None else since_lsn)
+            owner = self._owner(agreed, start.end_lsn)
             snapshot = self._open_snapshot(primary, topics, owner, encoding, group_commit, liveness)
         spool = self._open_spool(heartbeat)
         bytes_max = self._bridge.transaction_bytes_max
@@ -273,9 +286,25 @@ class _Opening:
         self._waiting.answer_with(standby_status)
         self._announce(start, primary, timeline)
         return Parts(
-            *(primary, connection, ledger, standby_status, heartbeat),
-            *(group_commit, liveness, pipeline, snapshot, agreed.seen.switch_points),
+            primary,
+            connection,
+            ledger,
+            standby_status,
+            heartbeat,
+            group_commit,
+            liveness,
+            pipeline,
+            snapshot,
+            agreed.seen.switch_points,
         )
+
+    def _owner(self, agreed: _Agreed, lsn: int) -> Owner:
+        """Return whose snapshot is read, from a slot whose stream begins at `lsn`."""
+        owner = Owner(self._slot, agreed.records.timeline, lsn, agreed.seen.switch_points)
+        if self._settings.snapshot.mode != "always":
+            return owner
+        since_lsn = self._settings.rows_since_lsn
+        return owner._replace(since_lsn=lsn if since_lsn is None else since_lsn)
 
     def _grouping(self) -> Callable[..., GroupCommit]:
         if self._settings.spans is None:
@@ -302,9 +331,17 @@ class _Opening:
         owners = TopicOwners(shaping.naming, topics.shapes(), apart=apart)
         owners.require_apart(primary.published() if apart and not topics.shapes() else ())
         relations = Relations(
-            *(self._prefix, primary, topics.shapes(), shaping, encoders),
+            self._prefix,
+            primary,
+            topics.shapes(),
+            shaping,
+            encoders,
             Formats(
-                *(self._kafka, shaping.naming, encoders, registry, self._waiting),
+                self._kafka,
+                shaping.naming,
+                encoders,
+                registry,
+                self._waiting,
                 last_key=partial(last_key, topics),
             ),
             owners=owners,
@@ -315,7 +352,10 @@ class _Opening:
         if self._table_names is not None:  # a session that refuses a table at once leaves its name
             self._table_names.write(0)
         envelope = Envelope(
-            *(self._prefix, primary.server.database, timeline, relations.describe),
+            self._prefix,
+            primary.server.database,
+            timeline,
+            relations.describe,
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
             encoders=encoders,
@@ -335,7 +375,11 @@ class _Opening:
         liveness: Liveness,
     ) -> Snapshotter:
         snapshot = open_snapshot(
-            *(self._settings.snapshot, self._source, self._kafka, self._bridge, encoding.shaping),
+            self._settings.snapshot,
+            self._source,
+            self._kafka,
+            self._bridge,
+            encoding.shaping,
             primary=primary,
             topics=topics,
             owner=owner,

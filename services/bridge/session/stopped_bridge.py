@@ -43,7 +43,8 @@ def open_stopped(
         topics.prepare()
         topics.check_clocks(primary.clock_ms())
         connection = ReplicationConnection(
-            *(primary.conninfo, source.slot),
+            primary.conninfo,
+            source.slot,
             wal_sender_timeout_ms=bridge.wal_sender_timeout_ms,
             sql_deadline_ms=bridge.sql_deadline_ms,
         )

@@ -29,8 +29,8 @@ def _answered(query: WaitQuery, found: Delivered | None) -> Answer | None:
         return 409, {"error": why}
     if found.lsn < query.lsn or found.timeline < (query.timeline or 0):
         return None
-    told = {"lsn": format_lsn(query.lsn), "delivered": format_lsn(found.lsn)}
-    return 200, {**told, "in": "kafka", "timeline": found.timeline}
+    positions = {"lsn": format_lsn(query.lsn), "delivered": format_lsn(found.lsn)}
+    return 200, {**positions, "in": "kafka", "timeline": found.timeline}
 
 
 def _late(query: WaitQuery, found: Delivered | None) -> str:

@@ -223,7 +223,7 @@ class ClaimChecks:
     def _patiently(self, ask: Callable[[], None]) -> None:
         """Ask the storage, again until the deadline while it does not answer."""
         deadline = time.monotonic() + self._deadline_s
-        told = False
+        logged = False
         while True:
             try:
                 ask()
@@ -232,8 +232,8 @@ class ClaimChecks:
             except Retryable as error:
                 if time.monotonic() > deadline or self._cancelled.wait(_PAUSE_S):
                     raise
-                if not told:
-                    told = True
+                if not logged:
+                    logged = True
                     logger.warning("waiting for the object storage", reason=str(error))
             else:
                 return

@@ -42,14 +42,14 @@ def check_clocks(clocks: Clocks, topics: Iterable[Topic], servers: str) -> str:
     if abs(behind_ms) < WARN_MS:
         return ""
     side = "behind" if behind_ms > 0 else "ahead of"
-    told = f"this machine's clock is {abs(behind_ms) // 1000} s {side} that of " + (
+    difference = f"this machine's clock is {abs(behind_ms) // 1000} s {side} that of " + (
         "Kafka" if (clocks.appended_ms or 0) > clocks.server_ms else "PostgreSQL"
     )
     stamped = [topic.name for topic in topics if topic.stamped_by_clients]
     if abs(behind_ms) < REFUSE_MS or not stamped:
-        return told
+        return difference
     raise SetupError(
-        f"{told}, and Kafka keeps or refuses the records of {named(stamped)} by that time",
+        f"{difference}, and Kafka keeps or refuses the records of {named(stamped)} by that time",
         operation="compare clocks",
         subject=f"topic {stamped[0]}",
         hint="correct the clock (NTP), or let Kafka stamp the records of each of these topics: "

@@ -181,7 +181,7 @@ class GroupCommit:
 
     def require_visible(self) -> None:
         """Return once consumers see all that is committed. Raise Retryable where that hangs."""
-        self._producer.markers.require_all_told()
+        self._producer.markers.require_all_delivered()
 
     def note(self) -> None:
         """Commit the progress record once more, because its content has changed.
@@ -333,7 +333,7 @@ class GroupCommit:
         metrics.TRANSACTIONS.inc(self._transactions)
         metrics.EVENT_BYTES.inc(self._bytes)
         metrics.DURABLE_LSN.set(self._ledger.durable.end_lsn)
-        self._tell_delivery()
+        self._count_delivery()
         self._events = self._bytes = self._transactions = 0
         self.report()
         if commit.record.seq:
@@ -345,7 +345,7 @@ class GroupCommit:
                 subject=self._subject,
             )
 
-    def _tell_delivery(self) -> None:
+    def _count_delivery(self) -> None:
         """Publish what the Kafka transaction that was just committed brought, and how late."""
         if self._opened:
             metrics.TRANSACTION_SECONDS.observe(time.monotonic() - self._opened)

@@ -102,7 +102,7 @@ def end_of_epoch(error: KafkaError) -> int | None:
     """
     if error.code() != KafkaError._AUTO_OFFSET_RESET or _TRUNCATED not in error.str():
         return None
-    told = _ENDED.search(error.str())
-    if told is not None:
-        return int(told[1])
+    match = _ENDED.search(error.str())
+    if match is not None:
+        return int(match[1])
     return -1 if "No epoch found" in error.str() else None

@@ -71,7 +71,7 @@ class _Transaction:
 
 
 class MarkerCheck:
-    """Checks one session's markers: `flushed` for each transaction, `require_told` before."""
+    """Checks one session's markers: `flushed` for each transaction, `require_delivered` before."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class MarkerCheck:
         else:
             self._asking = self._pool.submit(self._ask, self._last, self._before)
 
-    def require_told(self) -> None:
+    def require_delivered(self) -> None:
         """Return once all partitions have the marker of the next producer's last transaction.
 
         Raise Retryable where it hangs, or where the leader of a partition does not answer;
@@ -147,19 +147,19 @@ class MarkerCheck:
             before.stable = self._ask_all(behind, self._await, committed=True)
         self._before = None
 
-    def require_all_told(self) -> None:
+    def require_all_delivered(self) -> None:
         """Return once all partitions have the markers of the last two transactions.
 
         Raise TransactionHangs where one hangs, or where a leader does not answer; OperatorNeeded as
-        `require_told` does.
+        `require_delivered` does.
         """
         try:
-            self.require_told()
+            self.require_delivered()
             self._before, self._last = self._last, None
             if self._before is not None:
                 asked = self._ask_all(self._before.partitions, self._await, committed=True)
                 self._before.stable = asked
-            self.require_told()
+            self.require_delivered()
         except (StoppedLate, TransactionHangs):
             raise
         except Retryable as error:

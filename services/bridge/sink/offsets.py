@@ -55,11 +55,13 @@ def ask_ends(admin: AdminClient, partitions: Iterable[Partition], *, committed: 
 
 def answers(asked: Asked) -> dict[Partition, PartitionEnd]:
     """Await the answers. Raise Retryable for a partition whose leader has not answered."""
-    found: dict[Partition, PartitionEnd] = {}
-    for partition, told in _told(asked):
-        if isinstance(told, KafkaException):
-            raise kafka_error(told, "ask where the partition ends", name_of(partition)) from told
-        if told is None:
+    ends: dict[Partition, PartitionEnd] = {}
+    for partition, answer in _each_answer(asked):
+        if isinstance(answer, KafkaException):
+            raise kafka_error(
+                answer, "ask where the partition ends", name_of(partition)
+            ) from answer
+        if answer is None:
             raise Retryable(
                 "the leader of the partition does not answer",
                 operation="ask where the partition ends",
@@ -67,16 +69,20 @@ def answers(asked: Asked) -> dict[Partition, PartitionEnd]:
                 hint="check that all brokers run",
                 exit_code=ExitCode.KAFKA_UNREACHABLE,
             )
-        found[partition] = told
-    return found
+        ends[partition] = answer
+    return ends
 
 
 def some_answers(asked: Asked) -> dict[Partition, PartitionEnd]:
     """Return the answers, without the partitions whose leader has not answered."""
-    return {partition: told for partition, told in _told(asked) if isinstance(told, PartitionEnd)}
+    return {
+        partition: answer
+        for partition, answer in _each_answer(asked)
+        if isinstance(answer, PartitionEnd)
+    }
 
 
-def _told(asked: Asked) -> Iterator[tuple[Partition, PartitionEnd | KafkaException | None]]:
+def _each_answer(asked: Asked) -> Iterator[tuple[Partition, PartitionEnd | KafkaException | None]]:
     """Yield of each partition where it ends, or why that is not known; None: no leader has told.
 
     librdkafka reports no error for a leader that does not answer, but an offset below 0.

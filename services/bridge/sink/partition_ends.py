@@ -154,13 +154,13 @@ class Tails:
         """Return the partitions whose new leader has not told, or is not asked again yet."""
         now = time.monotonic()
         asked = {at: end for at, end in then.items() if self._again.get(at, 0.0) <= now}
-        told = self._cut_off(asked) if asked else {}
-        self.judge(_cut(asked, ends, told))
-        silent = asked.keys() - told.keys()
-        self._again = {at: due for at, due in self._again.items() if at not in told}
+        cuts = self._cut_off(asked) if asked else {}
+        self.judge(_cut(asked, ends, cuts))
+        silent = asked.keys() - cuts.keys()
+        self._again = {at: due for at, due in self._again.items() if at not in cuts}
         self._again |= dict.fromkeys(silent, time.monotonic() + _AGAIN_S)
-        _tell_silent(silent)
-        return then.keys() - told.keys()
+        _log_silent(silent)
+        return then.keys() - cuts.keys()
 
     def hurry(self) -> None:
         """Note the known ends in the next record, without waiting for the interval."""
@@ -244,9 +244,9 @@ def led_anew(
 def _cut(
     then: Mapping[Partition, PartitionEnd],
     now: Mapping[Partition, PartitionEnd],
-    told: Mapping[Partition, bool],
+    cuts: Mapping[Partition, bool],
 ) -> list[Lost]:
-    return [Lost(at, end.offset, now[at].offset) for at, end in then.items() if told.get(at)]
+    return [Lost(at, end.offset, now[at].offset) for at, end in then.items() if cuts.get(at)]
 
 
 def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_on: bool) -> Kept:
@@ -278,10 +278,10 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     now = _asked_again(topics, same, _asked(topics, there))
     lost = lost_tails(same, now)
     asked = led_anew(same, now, lost)
-    told = cut_off(asked) if asked else {}
-    lost += _cut(asked, now, told)
-    silent = {at for at in there if at not in now or (at in asked and at not in told)}
-    _tell_silent(silent)
+    cuts = cut_off(asked) if asked else {}
+    lost += _cut(asked, now, cuts)
+    silent = {at for at in there if at not in now or (at in asked and at not in cuts)}
+    _log_silent(silent)
     found: list[Loss] = [*names_gone, *(one for one in others if one.topic in written), *lost]
     judge_lost(found, record.slot, record.end_lsn, names=named, go_on=go_on)
     kept = same | {partition: now[partition] for partition in there if partition not in silent}
@@ -340,7 +340,7 @@ def _stale(
     ]
 
 
-def _tell_silent(silent: Collection[Partition]) -> None:
+def _log_silent(silent: Collection[Partition]) -> None:
     if silent:
         names = sorted(map(name_of, silent))
         logger.warning("not judged: partitions whose leader does not answer", partitions=names)
@@ -350,7 +350,7 @@ def _topic_of(lost: Loss) -> str:
     return lost.partition[0] if isinstance(lost, Lost) else lost.topic
 
 
-def _told(lost: Loss) -> str:
+def _described(lost: Loss) -> str:
     if isinstance(lost, MadeAgain):
         return f"{lost.topic} was deleted and made again (id {lost.id}, not {lost.noted})"
     if isinstance(lost, Gone):
@@ -374,15 +374,17 @@ def judge_lost(
         return
     lost = sorted(lost, key=lambda one: _topic_of(one) != names)
     if go_on:
-        logger.warning("going on without records that Kafka has lost", lost=[*map(_told, lost)])
+        logger.warning(
+            "going on without records that Kafka has lost", lost=[*map(_described, lost)]
+        )
         return
-    told = ", ".join(map(_told, lost[:_NAMED_MAX]))
+    described = ", ".join(map(_described, lost[:_NAMED_MAX]))
     more = len(lost) - _NAMED_MAX
     kind, hint = OperatorNeeded, _HINT
     if _topic_of(lost[0]) == names:
         kind, hint = NamesLost, NamesLost.HINT
     raise kind(
-        f"Kafka lost committed records: {told}" + (f", and {more} more" if more > 0 else ""),
+        f"Kafka lost committed records: {described}" + (f", and {more} more" if more > 0 else ""),
         operation="compare the ends of partitions",
         subject=f"slot {slot}",
         lsn=lsn,

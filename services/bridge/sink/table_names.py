@@ -152,7 +152,9 @@ class TableNames:
         if records:
             operation = "note the names of tables"
             deliver(
-                *(self._topics.settings, self._topic, records),
+                self._topics.settings,
+                self._topic,
+                records,
                 operation=operation,
                 hint=_HINT,
                 while_waiting=self._require_going_on,

@@ -22,7 +22,7 @@ from services.kafka.records import REQUEST_TIMEOUT_S
 logger = structlog.get_logger(__name__)
 _JUST_MADE_S: Final = 2.0
 _PAUSE_S: Final = 0.05
-_TOLD: Final[set[str]] = set()
+_WARNED: Final[set[str]] = set()
 
 
 class Configs:
@@ -111,9 +111,9 @@ class Configs:
     def check_clocks(self, server_ms: int) -> None:
         """Raise SetupError, or warn, where clocks differ (`clocks`). `server_ms`: PostgreSQL's."""
         now = Clocks(time.time_ns() // 1_000_000, server_ms, self._appended_ms())
-        told = check_clocks(now, self._topics, self._servers)
-        if told:
-            logger.warning("clocks differ: the times in events are wrong", difference=told)
+        difference = check_clocks(now, self._topics, self._servers)
+        if difference:
+            logger.warning("clocks differ: the times in events are wrong", difference=difference)
 
     def _appended_ms(self) -> int | None:
         """Return the broker's clock at our last progress record, None if it does not stamp them."""
@@ -127,14 +127,14 @@ class Configs:
             request_timeout=REQUEST_TIMEOUT_S,
         )
         with contextlib.suppress(KafkaException):
-            told: int = asked[where].result().timestamp
-            return told if told > 0 else None
+            appended_ms: int = asked[where].result().timestamp
+            return appended_ms if appended_ms > 0 else None
         return None
 
 
-def _warn_once(what: str, **told: str) -> None:
+def _warn_once(what: str, **fields: str) -> None:
     """Warn once in a process, not at each new session."""
-    text = f"{what} {told}"
-    if text not in _TOLD:
-        _TOLD.add(text)
-        logger.warning(what, **told)
+    text = f"{what} {fields}"
+    if text not in _WARNED:
+        _WARNED.add(text)
+        logger.warning(what, **fields)

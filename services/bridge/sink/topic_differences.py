@@ -32,13 +32,18 @@ def differences(
             kept = f"set partitions: {partitions} in kafka.topics"
             fewer = int(given.partitions or 0) < partitions
             yield TopicDifference(
-                *(topic.name, "partitions", str(partitions), str(given.partitions)),
+                topic.name,
+                "partitions",
+                str(partitions),
+                str(given.partitions),
                 kept if fewer else f"{more} (which moves keys to others); or {kept}",
             )
         if given.replication_factor not in (None, BROKERS_DEFAULT, topic.replicas):
             yield TopicDifference(
-                *(topic.name, "replication_factor"),
-                *(str(topic.replicas), str(given.replication_factor)),
+                topic.name,
+                "replication_factor",
+                str(topic.replicas),
+                str(given.replication_factor),
                 f"kafka-reassign-partitions.sh, with {given.replication_factor} replicas of each "
                 "partition",
             )

@@ -43,11 +43,11 @@ class MadeAgain(NamedTuple):
     id: str
 
 
-def made_again(noted: Ids, told: Ids) -> list[MadeAgain]:
+def made_again(noted: Ids, present: Ids) -> list[MadeAgain]:
     """Return the topics of both that have another id by now. Pure."""
     return [
         MadeAgain(topic, noted[topic], id_)
-        for topic, id_ in told.items()
+        for topic, id_ in present.items()
         if noted.get(topic, id_) != id_
     ]
 
@@ -62,15 +62,15 @@ def ask(admin: AdminClient, topics: Iterable[str]) -> Mapping[str, "Future[Any]"
 
 def answers(asked: Mapping[str, "Future[Any]"]) -> dict[str, str]:
     """Await what was asked; without the topics whose id Kafka does not tell."""
-    told: dict[str, str] = {}
+    present: dict[str, str] = {}
     for topic, description in asked.items():
         try:
             id_ = str(description.result(REQUEST_TIMEOUT_S + 5).topic_id)
         except (KafkaException, TimeoutError):
             continue
         if id_ != _NO_ID:
-            told[topic] = id_
-    return told
+            present[topic] = id_
+    return present
 
 
 def compare_ids(
@@ -82,26 +82,26 @@ def compare_ids(
     cut off from the others tells the id of a topic that has been replaced since. What can't be
     judged is told.
     """
-    told = read_ids(admin, topics)
+    present = read_ids(admin, topics)
     deadline = time.monotonic() + (STALE_S if brokers > 1 else 0.0)
-    while (changed := made_again(noted, told)) and time.monotonic() < deadline:
+    while (changed := made_again(noted, present)) and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
-        told |= read_ids(admin, [one.topic for one in changed])
+        present |= read_ids(admin, [one.topic for one in changed])
     if unnoted := sorted({*topics} - noted.keys()):
         logger.info("not judged: the ids of topics were not noted", topics=unnoted)
-    _tell_silent({*topics} - told.keys())
-    return told, changed
+    _log_silent({*topics} - present.keys())
+    return present, changed
 
 
 def read_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
     """Return the ids of `topics`, without those whose id Kafka does not tell."""
-    told: dict[str, str] = {}
+    present: dict[str, str] = {}
     for some in in_parts(topics):
-        told |= answers(ask(admin, some))
-    return told
+        present |= answers(ask(admin, some))
+    return present
 
 
-def _tell_silent(silent: Iterable[str]) -> None:
+def _log_silent(silent: Iterable[str]) -> None:
     if topics := sorted(silent):
         logger.warning("not judged: Kafka does not tell the ids of topics", topics=topics)
 
@@ -150,14 +150,14 @@ class IdWatch:
         self._due = 0.0
 
     def _take(self, now: float) -> list[MadeAgain]:
-        told = answers(self._asked)
-        changed = {one.topic: one for one in made_again(self.known, told)}
-        silent = self._asked.keys() - told.keys()
-        _tell_silent(silent - self._silent)
-        self._silent = (self._silent - told.keys()) | silent
+        present = answers(self._asked)
+        changed = {one.topic: one for one in made_again(self.known, present)}
+        silent = self._asked.keys() - present.keys()
+        _log_silent(silent - self._silent)
+        self._silent = (self._silent - present.keys()) | silent
         self._next |= dict.fromkeys(self._asked, now + RECHECK_S) | dict.fromkeys(changed, now)
-        self.known = told | self.known
+        self.known = present | self.known
         since = {topic: self._changed.get(topic, now) for topic in changed}
-        self._changed = {at: t for at, t in self._changed.items() if at not in told} | since
+        self._changed = {at: t for at, t in self._changed.items() if at not in present} | since
         patience_s = STALE_S if self._brokers() > 1 else 0.0
         return [one for one in changed.values() if now - since[one.topic] >= patience_s]

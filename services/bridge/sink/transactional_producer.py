@@ -199,7 +199,7 @@ class TransactionalProducer:
         value = record.model_copy(update=own).model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
         self._commit_open(time.monotonic() + self._deadline_s)
-        self._tell_dead_letters()
+        self._log_dead_letters()
         if self._careful and not record.seq:
             now = time.monotonic()
             self.done = self._refused.passed(record.commit_lsn, self._sent, now)
@@ -241,7 +241,7 @@ class TransactionalProducer:
         """Open a Kafka transaction, if none is."""
         if not self.open:
             self._pair.poll()
-            self.markers.require_told()
+            self.markers.require_delivered()
             self._touched, self._counts, self._sent.read_rows = set(), {}, False
             self._pair.begin()
             self.open = True
@@ -331,7 +331,7 @@ class TransactionalProducer:
         dead = letter(event, origin, reason, topic=topic, bytes_max=bytes_max, now_ms=now_ms)
         self._produce(dead, 0, origin, self._while_waiting)
 
-    def _tell_dead_letters(self) -> None:
+    def _log_dead_letters(self) -> None:
         for (topic, reason), count in self._dead.items():
             metrics.DEAD_LETTERS.inc(count)
             logger.warning("dead letters committed", topic=topic, reason=reason, count=count)

@@ -281,7 +281,10 @@ class ChunkSource:
         try:
             return self._thread.call(
                 reader.read,
-                *(table.shape, table.last, table.where, table.before),
+                table.shape,
+                table.last,
+                table.where,
+                table.before,
                 rows_max=rows_max,
                 bytes_max=bytes_max,
             )

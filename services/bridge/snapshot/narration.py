@@ -18,7 +18,7 @@ from services.bridge.snapshot.row_reader import NotNow
 
 logger = structlog.get_logger(__name__)
 
-_TELL_S: Final = 10.0
+_LOG_EVERY_S: Final = 10.0
 _PLANS_MAX: Final = 5
 _LONG_S: Final = 60.0
 """How long a snapshot reads no chunk before each warning of it."""
@@ -32,18 +32,18 @@ class Narration:
         self._durable_lsn = durable_lsn
         self._claims: deque[tuple[int, Callable[[], None]]] = deque()
         """What is to be told once Kafka has everything up to an LSN, in the LSNs' order."""
-        self._told = {"progress": 0.0, "reason": 0.0, "anew": 0.0}
+        self._logged_s = {"progress": 0.0, "reason": 0.0, "anew": 0.0}
         self._anew = 0
-        self._refused_told: Mapping[str, str] = {}
+        self._refused_logged: Mapping[str, str] = {}
         self._stalled_at: float | None = None
-        self._stall_told_s = 0.0
+        self._stall_logged_s = 0.0
 
-    def planned(self, found: SnapshotPlan, *, said: bool, standby: bool) -> None:
-        """Log a plan. `said`: log its tables only if rows are left to read.
+    def planned(self, found: SnapshotPlan, *, again: bool, standby: bool) -> None:
+        """Log a plan. `again`: log its tables only if rows are left to read.
 
         `standby`: rows are read from one, but for those of tables without a key.
         """
-        if found.refused != self._refused_told:
+        if found.refused != self._refused_logged:
             if refusals := found.refusals(unfit=False):
                 logger.warning(
                     "rows of tables that can't be read by their key are not published",
@@ -56,7 +56,7 @@ class Narration:
                     tables=refusals,
                     hint=remedies(found),
                 )
-        self._refused_told = found.refused
+        self._refused_logged = found.refused
         if found.undone:
             logger.warning(
                 "rows that a snapshot read may show changes that the failover has undone: the "
@@ -65,19 +65,19 @@ class Narration:
                 hint="name the standby's slot in synchronized_standby_slots",
             )
         at_lsn = self._claims[-1][0] if self._claims else 0  # `found` knows what these tell
-        if found.next is not None or not said:
+        if found.next is not None or not again:
             counts = {"done": found.done, "refused": len(found.refused)}
-            tell = partial(logger.info, "snapshot", tables=len(found.tables), **counts)
-            self._claims.append((at_lsn, tell))
+            line = partial(logger.info, "snapshot", tables=len(found.tables), **counts)
+            self._claims.append((at_lsn, line))
         keyless = [name for name, one in found.tables.items() if one.before and not one.done]
-        if standby and keyless and not said:
+        if standby and keyless and not again:
             logger.info(
                 "rows of tables without a key are read from the primary", tables=", ".join(keyless)
             )
         if found.next is None:
             self._advances()
         self._claims.append((at_lsn, _count(found)))
-        self.tell()
+        self.log_durable()
 
     def chunk(
         self,
@@ -90,7 +90,7 @@ class Narration:
         self._anew = 0
         self._advances()
         if self._is_time("progress") or table.done:
-            tell = partial(
+            line = partial(
                 logger.info,
                 "table is done" if table.done else "reading a table",
                 table=table.shape.name,
@@ -99,14 +99,14 @@ class Narration:
                 tables_done=found.done,
                 tables=len(found.tables),
             )
-            self._claims.append((at_lsn, tell))
+            self._claims.append((at_lsn, line))
         if table.done:
             self._claims.append((at_lsn, _count(found)))
         if found.next is None:
-            tell = partial(logger.info, "snapshot is done", tables=found.done)
-            self._claims.append((at_lsn, tell))
+            line = partial(logger.info, "snapshot is done", tables=found.done)
+            self._claims.append((at_lsn, line))
 
-    def tell(self) -> None:
+    def log_durable(self) -> None:
         """Tell what Kafka has committed since the last call."""
         durable_lsn = self._durable_lsn()
         while self._claims and self._claims[0][0] <= durable_lsn:
@@ -142,11 +142,11 @@ class Narration:
         """Note that no chunk could be read; warn of it once a minute."""
         now = time.monotonic()
         if self._stalled_at is None:
-            self._stalled_at, self._stall_told_s = now, 0.0
+            self._stalled_at, self._stall_logged_s = now, 0.0
         seconds = now - self._stalled_at
         metrics.SNAPSHOT_WAITING_SECONDS.set(seconds)
-        if seconds - self._stall_told_s >= _LONG_S:
-            self._stall_told_s = seconds
+        if seconds - self._stall_logged_s >= _LONG_S:
+            self._stall_logged_s = seconds
             logger.warning(
                 "the snapshot does not advance",
                 seconds=round(seconds),
@@ -161,9 +161,9 @@ class Narration:
     def _is_time(self, kind: str) -> bool:
         """Tell whether a line of that kind is due now, and note that it was written."""
         now = time.monotonic()
-        due = now - self._told[kind] > _TELL_S
+        due = now - self._logged_s[kind] > _LOG_EVERY_S
         if due:
-            self._told[kind] = now
+            self._logged_s[kind] = now
         return due
 
 
@@ -171,8 +171,8 @@ def _count(found: SnapshotPlan) -> Callable[[], None]:
     """Return what sets the metric of tables by state, to the counts as they are now."""
     counts = {"waiting": found.waiting, "done": found.done, "refused": len(found.refused)}
 
-    def tell() -> None:
+    def set_counts() -> None:
         for state, count in counts.items():
             metrics.SNAPSHOT_TABLES.labels(state).set(count)
 
-    return tell
+    return set_counts

@@ -83,9 +83,9 @@ class Beginning(NamedTuple):
         return place.new and place.kept and place.file == oid
 
 
-def beginning_of(told: SlotBeginning) -> Beginning:
+def beginning_of(beginning: SlotBeginning) -> Beginning:
     """Read the slot's beginning from Kafka's record."""
-    return Beginning(parse_sight(told.sight), told.all_tables, told.files)
+    return Beginning(parse_sight(beginning.sight), beginning.all_tables, beginning.files)
 
 
 def from_before(sight: Sight) -> str:

@@ -207,12 +207,12 @@ def plan(
             wanted = request.type == "read"
         if not wanted or not shaping.naming.publishes(schema, table):
             continue
-        told = known.get((schema, table))
-        if apart and not (shape.key and (request or told)) and covered(shape, apart, settings):
+        before = known.get((schema, table))
+        if apart and not (shape.key and (request or before)) and covered(shape, apart, settings):
             continue
         reason = unreadable(shape, shaping) if shape.key else ""
-        if not shape.key and not (told and told.done and counts(told, shape, owner)):
-            reason = apart_refusal(shape, settings, apart) or unrepeatable(told, shape, owner)
+        if not shape.key and not (before and before.done and counts(before, shape, owner)):
+            reason = apart_refusal(shape, settings, apart) or unrepeatable(before, shape, owner)
         if reason:
             result.refused[shape.name] = reason
             continue
@@ -221,18 +221,18 @@ def plan(
             progress.before = apart.beginning.rows(shape)
         elif (
             shape.key  # without one, rows that were changed since would come twice
-            and told is not None
+            and before is not None
             and request is not None
-            and told.commit_lsn < request.commit_lsn
+            and before.commit_lsn < request.commit_lsn
         ):
-            told = None
+            before = None
         if request is not None and request.where:
             progress.where, progress.asked = request.where, True
-        if told is not None and counts(told, shape, owner):
-            progress.last, progress.rows = told.last, told.rows
-            progress.chunks, progress.done = told.chunks, told.done
-            progress.bytes, progress.began_ms = told.bytes, told.began_ms
-        elif told is not None and shows_undone(told, owner):
+        if before is not None and counts(before, shape, owner):
+            progress.last, progress.rows = before.last, before.rows
+            progress.chunks, progress.done = before.chunks, before.done
+            progress.bytes, progress.began_ms = before.bytes, before.began_ms
+        elif before is not None and shows_undone(before, owner):
             result.undone.append(shape.name)
         result.tables[shape.name] = progress
     return result
@@ -296,27 +296,27 @@ def has(owner: Owner, timeline: int, lsn: int) -> bool:
     return left is not None and lsn < left
 
 
-def beginning_for(owner: Owner, told: Iterable[SlotBeginning]) -> Beginning | None:
+def beginning_for(owner: Owner, records: Iterable[SlotBeginning]) -> Beginning | None:
     """Return where the owner's slot begins, None where that is not known."""
-    own = [one for one in told if one.slot == owner.slot and has(owner, one.timeline, one.lsn)]
+    own = [one for one in records if one.slot == owner.slot and has(owner, one.timeline, one.lsn)]
     return beginning_of(own[-1]) if own else None
 
 
-def counts(told: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
-    """Whether rows that `told` counts are those of the table as it is now."""
-    if told.oid != shape.relation.oid or not owner.since_lsn <= told.commit_lsn < owner.end_lsn:
+def counts(before: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
+    """Whether rows that `before` counts are those of the table as it is now."""
+    if before.oid != shape.relation.oid or not owner.since_lsn <= before.commit_lsn < owner.end_lsn:
         return False
-    if told.timeline != owner.timeline:
-        left = (owner.history or {}).get(told.timeline)
-        if left is None or told.commit_lsn >= left or told.seen_lsn > left:
+    if before.timeline != owner.timeline:
+        left = (owner.history or {}).get(before.timeline)
+        if left is None or before.commit_lsn >= left or before.seen_lsn > left:
             return False
-    return told.done or told.key == shape.read_by_names
+    return before.done or before.key == shape.read_by_names
 
 
-def shows_undone(told: SnapshotProgress, owner: Owner) -> bool:
+def shows_undone(before: SnapshotProgress, owner: Owner) -> bool:
     """Whether rows that are in Kafka may show commits that the present timeline never had."""
-    left = (owner.history or {}).get(told.timeline)
-    return left is not None and told.commit_lsn < left < told.seen_lsn
+    left = (owner.history or {}).get(before.timeline)
+    return left is not None and before.commit_lsn < left < before.seen_lsn
 
 
 def covered(shape: TableShape, apart: Apart, settings: SnapshotSettings) -> bool:
@@ -351,14 +351,14 @@ def apart_refusal(shape: TableShape, settings: SnapshotSettings, apart: Apart | 
     return apart.beginning.refusal(shape, apart.places.get(shape.relation.oid))
 
 
-def unrepeatable(told: SnapshotProgress | None, shape: TableShape, owner: Owner) -> str:
+def unrepeatable(before: SnapshotProgress | None, shape: TableShape, owner: Owner) -> str:
     """Why a table without a key can't be read on: nobody could tell its rows from those before."""
-    if told is None or shape.key or counts(told, shape, owner):
+    if before is None or shape.key or counts(before, shape, owner):
         return ""
     return "has no key, and a failover may have undone what its rows in Kafka were read from"
 
 
-def told_progress(
+def progress_of(
     owner: Owner,
     table: TableProgress,
     chunk: ChunkPosition,
@@ -393,8 +393,8 @@ def told_progress(
     )
 
 
-def progress_event(prefix: str, told: SnapshotProgress) -> Event:
-    """Make the record of `told`, for the Kafka transaction with its rows."""
-    key = SnapshotKey(slot=told.slot, schema=told.schema_, table=told.table)
-    value = told.model_dump_json(by_alias=True).encode()
+def progress_event(prefix: str, progress: SnapshotProgress) -> Event:
+    """Make the record of `progress`, for the Kafka transaction with its rows."""
+    key = SnapshotKey(slot=progress.slot, schema=progress.schema_, table=progress.table)
+    value = progress.model_dump_json(by_alias=True).encode()
     return Event(snapshot_topic(prefix), key.model_dump_json(by_alias=True).encode(), value)

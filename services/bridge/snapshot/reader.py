@@ -77,7 +77,7 @@ class SnapshotReader(RowReader):
     ) -> None:
         """Connect to `server`. Raise SlotbridgeError."""
         super().__init__(
-            *(conninfo, publication, f"slot {slot}"), deadline_ms=deadline_ms, workers=workers
+            conninfo, publication, f"slot {slot}", deadline_ms=deadline_ms, workers=workers
         )
         self._server = server
         self._sessions = self._open()

@@ -41,7 +41,9 @@ class RowEvents(Envelope):
     ) -> None:
         self._xid = 0
         super().__init__(
-            *(name, database, timeline),
+            name,
+            database,
+            timeline,
             lambda relation, stamp, seq: describe(relation, stamp._replace(xid=self._xid), seq),
             tombstones=False,
             transaction_metadata=transaction_metadata,
@@ -112,7 +114,7 @@ class RowEvents(Envelope):
             if chosen is None:
                 return []
             row = chosen
-        after, headers = table.told(row)
+        after, headers = table.encoded(row)
         value = self._value(table, "null", after, "r", lsn, seq)
         return [table.event("r", table.key(row), value, headers, seq, lsn)]
 

@@ -184,7 +184,7 @@ class RowReader:
             rows_each = share.rows if within is None else rows_max
             queries = [chunk_query(shape, one, where, rows_each + 1, condition) for one in ranges]
             found = self._range_reader.read(
-                *(self._rows, queries, rows_max), rows_each=rows_each, bytes_each=share.bytes
+                self._rows, queries, rows_max, rows_each=rows_each, bytes_each=share.bytes
             )
         self._row_bytes[oid] = found.bytes / max(1, len(found.rows))
         chunk = chunk_of(shape, where, found)

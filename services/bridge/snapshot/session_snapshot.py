@@ -55,14 +55,20 @@ def open_snapshot(
     topics.prepare_late(snapshot_topic, compacted=True)
     found = read_known(topics)
     row_events = RowEvents(
-        *(kafka.topic_prefix, primary.server.database, owner.timeline, relations.describe),
+        kafka.topic_prefix,
+        primary.server.database,
+        owner.timeline,
+        relations.describe,
         transaction_metadata=bridge.transaction_metadata,
         encoders=encoders,
         flat=shaping.flat,
         dead_rows=bridge.on_refused == "dead_letter",
     )
     reader = SnapshotReader(
-        *(primary.conninfo, source.publication, source.slot, primary.server),
+        primary.conninfo,
+        source.publication,
+        source.slot,
+        primary.server,
         deadline_ms=bridge.sql_deadline_ms,
         workers=settings.workers,
     )
@@ -70,7 +76,9 @@ def open_snapshot(
     if settings.conninfo is not None:
         standby = Standby(
             standby_conninfo(settings.conninfo, source.connect_timeout_s),
-            *(source.publication, source.slot, primary.server),
+            source.publication,
+            source.slot,
+            primary.server,
             deadline_ms=min(bridge.sql_deadline_ms, STANDBY_DEADLINE_MS),
             workers=settings.workers,
         )
@@ -79,8 +87,15 @@ def open_snapshot(
         position = signal_position(settings.signal_topic, owner.slot, found.positions)
         signals.topic = SignalTopic(topics, settings.signal_topic, position)
     return Snapshotter(
-        *(settings, reader, standby, row_events, found),
-        *(shaping, owner, kafka.topic_prefix, signals),
+        settings,
+        reader,
+        standby,
+        row_events,
+        found,
+        shaping,
+        owner,
+        kafka.topic_prefix,
+        signals,
         parked=relations.parked,
         bytes_max=min(CHUNK_BYTES_MAX, bridge.transaction_bytes_max),
         take=take,

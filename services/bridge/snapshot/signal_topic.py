@@ -111,8 +111,8 @@ def _beginning(topics: Topics, topic: str, position: SignalPosition | None) -> t
     if position is None:
         return read_ids(topics.admin, [topic]).get(topic, ""), low
     noted = {topic: position.topic_id} if position.topic_id else {}
-    told, made_again = compare_ids(topics.admin, noted, [topic], brokers=topics.brokers)
-    id_, first = told.get(topic, position.topic_id), position.offset
+    ids, made_again = compare_ids(topics.admin, noted, [topic], brokers=topics.brokers)
+    id_, first = ids.get(topic, position.topic_id), position.offset
     if made_again or first > end:
         logger.warning(
             "not judged: whether the records of the signal topic were obeyed before; they are "

@@ -74,14 +74,14 @@ def first_slot(
             while_waiting=while_waiting,
         )
         if not snapshot.reads_all:
-            primary.tell_rows_before()
+            primary.log_rows_before()
         new = NewSlot(lsn, forgotten)
     else:
         topics.prepare_late(snapshot_topic, compacted=True)
-        told = make_slot(
-            *(primary, replication, source), deadline_s=deadline_s, while_waiting=while_waiting
+        beginning = make_slot(
+            primary, replication, source, deadline_s=deadline_s, while_waiting=while_waiting
         )
-        new = NewSlot(told.lsn, [beginning_event(prefix, told)])
+        new = NewSlot(beginning.lsn, [beginning_event(prefix, beginning)])
     logger.info("created slot", slot=source.slot, lsn=format_lsn(new.lsn))
     reach("slot created")
     return new
@@ -149,9 +149,9 @@ def import_snapshot(connection: Connection, name: str) -> str:
     return sight
 
 
-def beginning_event(prefix: str, told: SlotBeginning) -> Event:
-    """Make the record of `told`, for the Kafka transaction with the first progress record."""
-    return _event(prefix, told.slot, told.model_dump_json().encode())
+def beginning_event(prefix: str, beginning: SlotBeginning) -> Event:
+    """Make the record of `beginning`, for the Kafka transaction with the first progress record."""
+    return _event(prefix, beginning.slot, beginning.model_dump_json().encode())
 
 
 def beginning_forgotten(prefix: str, slot: str) -> Event:

@@ -47,7 +47,7 @@ from services.bridge.snapshot.progress import (
     may_end,
     plan,
     progress_event,
-    told_progress,
+    progress_of,
 )
 from services.bridge.snapshot.readable import (
     refuse_conditions,
@@ -103,7 +103,9 @@ class Snapshotter:
         self._thread = ReaderThread(while_waiting)
         self._standby = standby
         self._source = ChunkSource(
-            *(reader, standby, self._thread),
+            reader,
+            standby,
+            self._thread,
             standby_wait_s=settings.standby_wait_ms / 1000,
             hold_s=settings.hold_ms / 1000,
             workers=settings.workers,
@@ -156,7 +158,7 @@ class Snapshotter:
     def perform(self, now: float) -> None:
         """Begin what is due at `now` (time.monotonic); does not block. Raises SlotbridgeError."""
         self._perform_signals(now)
-        self.narration.tell()
+        self.narration.log_durable()
         try:
             self._perform_due(now)
         except NotNow as reason:
@@ -263,9 +265,9 @@ class Snapshotter:
         found.begun = goes_on(found, self._last)
         if not (self._found or asked):
             require_readable(found)
-        self.narration.planned(found, said=self._planned, standby=self._standby is not None)
+        self.narration.planned(found, again=self._planned, standby=self._standby is not None)
         self._planned, self._ended = True, None
-        if found.next is None and self._is_told(found):
+        if found.next is None and self._is_published(found):
             self._rest(found, now)
         else:
             self._reading = Reading(found, published, seen.rows_estimates)
@@ -288,7 +290,7 @@ class Snapshotter:
             return batch
         if table is None:
             self._rest(reading.plan, time.monotonic())
-            return self._told_again(batch, reading.plan)
+            return self._published_again(batch, reading.plan)
         began = time.monotonic()
         try:
             filled, count, waited_s = self._fill(batch, stamp, reading, table)
@@ -311,23 +313,23 @@ class Snapshotter:
             self._rest(reading.plan, time.monotonic())
         return filled
 
-    def _is_told(self, found: SnapshotPlan) -> bool:
+    def _is_published(self, found: SnapshotPlan) -> bool:
         """Whether Kafka knows how many tables wait, and which are refused, as of now."""
         last = self._last
         return last is None or (last.waiting, last.refused) == (found.waiting, found.refused)
 
-    def _told_again(self, batch: EventBatch, found: SnapshotPlan) -> EventBatch:
+    def _published_again(self, batch: EventBatch, found: SnapshotPlan) -> EventBatch:
         """Return the batch with the last progress, and the tables that wait or are refused now."""
         if self._last is None:
             return batch
-        told = self._last.model_copy(update={"waiting": found.waiting, "refused": found.refused})
-        self._note_progress(told)
-        event = progress_event(self._prefix, told)
+        done = self._last.model_copy(update={"waiting": found.waiting, "refused": found.refused})
+        self._note_progress(done)
+        event = progress_event(self._prefix, done)
         staging, size = [*batch.staging, event], batch.bytes + size_of([event])
         return batch._replace(staging=staging, bytes=size)
 
-    def _note_progress(self, told: SnapshotProgress) -> None:
-        self._found[told.schema_, told.table] = self._last = told
+    def _note_progress(self, done: SnapshotProgress) -> None:
+        self._found[done.schema_, done.table] = self._last = done
 
     def _fill(
         self, batch: EventBatch, stamp: Stamp, reading: Reading, table: TableProgress
@@ -340,7 +342,7 @@ class Snapshotter:
         estimate = reading.rows_estimates.get(table.shape.name, -1)
         others = reading.plan.after(table) if may_end(table, estimate, rows_max) else []
         seen = self._source.take(
-            *(table, others, reading.published), rows_max=rows_max, bytes_max=self._bytes_max
+            table, others, reading.published, rows_max=rows_max, bytes_max=self._bytes_max
         )
         reading.awaited = AwaitedMark(seen.next_mark.token)
         self._events.begin(stamp, seen.sight, seen.next_mark.end_lsn)
@@ -350,8 +352,8 @@ class Snapshotter:
             if certain:
                 one.bytes += sum(len(each.key or b"") + len(each.value or b"") for each in events)
                 one.rows_estimate = reading.rows_estimates.get(one.shape.name, -1)
-                told = self._advanced(reading.plan, one, chunk, seen, stamp)
-                progress.append(progress_event(self._prefix, told))
+                done = self._advanced(reading.plan, one, chunk, seen, stamp)
+                progress.append(progress_event(self._prefix, done))
                 looked_at += chunk.looked_at
                 at_lsn = batch.position.end_lsn
                 self.narration.chunk(reading.plan, one, reading.rows_estimates, at_lsn)
@@ -380,13 +382,18 @@ class Snapshotter:
         )
         now_ms = time.time_ns() // 1_000_000
         table.began_ms = table.began_ms or now_ms
-        told = told_progress(
-            *(self._owner, table, position, now_ms, found.waiting, seen.read_from),
+        done = progress_of(
+            self._owner,
+            table,
+            position,
+            now_ms,
+            found.waiting,
+            seen.read_from,
             refused=found.refused,
         )
-        self._note_progress(told)
+        self._note_progress(done)
         metrics.SNAPSHOT_CHUNKS.inc()
-        return told
+        return done
 
     def _postpone(self, reading: Reading, table: TableProgress, reason: NotNow) -> None:
         reading.awaited = None

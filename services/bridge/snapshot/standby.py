@@ -58,9 +58,9 @@ class Standby(RowReader):
         self._host = host_name(conninfo)
         self.name = f"the standby {self._host}"
         super().__init__(
-            *(conninfo, publication, f"slot {slot}"), deadline_ms=deadline_ms, workers=workers
+            conninfo, publication, f"slot {slot}", deadline_ms=deadline_ms, workers=workers
         )
-        self._told = False
+        self._logged = False
         self._server = server
         self._look_at = 0.0
         """When to look again whether it is a standby."""
@@ -84,9 +84,9 @@ class Standby(RowReader):
             if state is None:
                 return False
             if state.replayed >= lsn:
-                if not self._told:
+                if not self._logged:
                     logger.info("rows are read from a standby", standby=self._host)
-                self._told = True
+                self._logged = True
                 return True
             if time.monotonic() > until:
                 behind = lsn - state.replayed

@@ -38,7 +38,10 @@ def unread_tables(
         beginning = beginning_for(owner, known.beginnings)
     source = require(settings.source, "source")
     reader = SnapshotReader(
-        *(primary.conninfo, source.publication, source.slot, primary.server),
+        primary.conninfo,
+        source.publication,
+        source.slot,
+        primary.server,
         deadline_ms=settings.bridge.sql_deadline_ms,
     )
     with contextlib.closing(reader):

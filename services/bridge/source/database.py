@@ -24,7 +24,7 @@ from services.bridge.source.candidates import find_primary
 from services.bridge.source.publication_reader import Answer, Question, without_waiting
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
 from services.bridge.source.server_errors import session_error
-from services.bridge.source.server_requirements import check_server, tell_unsynchronized
+from services.bridge.source.server_requirements import check_server, warn_unsynchronized
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
 from services.bridge.source.table_options import creation_statement
 from services.bridge.source.type_catalog import money_digits, read_types
@@ -101,7 +101,7 @@ class Primary:
         server = self.server
         check_server(server, two_phase=self._settings.two_phase)
         if not server.synchronized_standby_slots:
-            tell_unsynchronized(self._settings.slot)
+            warn_unsynchronized(self._settings.slot)
         with self._statement("take the witness"):
             if self.witness.exists(self._connection):
                 self._own_witness()
@@ -188,13 +188,13 @@ class Primary:
                 slot=self._settings.slot,
             )
 
-    def tell_rows_before(self) -> None:
+    def log_rows_before(self) -> None:
         """Log how many rows the tables have that the new slot, which begins after them, lacks."""
         with self._statement("estimate the rows of tables"):
             before = rows_before(self._connection, self._settings.publication)
         if before.rows or before.tables_unknown:
-            tell = logger.warning if before.rows else logger.info
-            tell(
+            log = logger.warning if before.rows else logger.info
+            log(
                 "rows that the tables already have are not sent: the slot begins after them",
                 rows_about=before.rows,
                 tables=before.tables,

@@ -102,12 +102,12 @@ class Heartbeat:
         if self._beats % _COMPARED_EACH == 0:
             primary.ask("compare the publication with the settings", self.compare)
         self.commits_wait = primary.commits_wait()
-        self._tell_of_standbys(primary, ledger.received)
+        self._log_standbys(primary, ledger.received)
         lsn = ledger.mark_origin()
         reach("before origin")
         wal_lsn = primary.move_origin(lsn)
         reach("after origin")
-        self._tell_of_writes(read_only=wal_lsn is None)
+        self._log_writes(read_only=wal_lsn is None)
         if wal_lsn is None:
             metrics.LIVE.observe(self.held(), *primary.slot_seen(), primary.wal_lsn())
             return
@@ -136,7 +136,7 @@ class Heartbeat:
         metrics.LIVE.observe(self.held(), None, None, 0)
         self.due = now + max(self.interval_s, _RETRY_SHARE * (now - began))
 
-    def _tell_of_writes(self, *, read_only: bool) -> None:
+    def _log_writes(self, *, read_only: bool) -> None:
         """Log once that the server takes no writes, and once that it does again."""
         if read_only and not self.read_only:
             logger.warning(
@@ -153,7 +153,7 @@ class Heartbeat:
         if lsn and durable_lsn >= lsn:
             metrics.LIVE.delivered(at_s)
 
-    def _tell_of_standbys(self, primary: Primary, received: int) -> None:
+    def _log_standbys(self, primary: Primary, received: int) -> None:
         """Log once that the server withholds commits, and once that it sends them again."""
         withheld_by = primary.withheld_by() if received == self._received else ()
         self._received = received

@@ -130,19 +130,19 @@ def warn_of_differences(
     source: SourceSettings,
     shaping: ShapingSettings,
     prefix: str,
-    told: set[object],
+    logged: set[object],
 ) -> bool:
     """Log each difference between the publication and the settings; return True.
 
-    `told`: what the last call has logged, which is not logged again. Ask it by
+    `logged`: what the last call has logged, which is not logged again. Ask it by
     `without_waiting`, which returns None where the publication can't be read.
     """
     seen = read_publication(connection, source)
     if seen is None:
         return True
-    before, now = {*told}, publication_differences(source, shaping, prefix, seen)
-    told.clear()
-    told.update(now, seen.unjudged)
+    before, now = {*logged}, publication_differences(source, shaping, prefix, seen)
+    logged.clear()
+    logged.update(now, seen.unjudged)
     for one in (one for one in now if one not in before):
         logger.warning(
             "the publication differs from the settings",

@@ -40,11 +40,11 @@ def check_server(server: Server, *, two_phase: bool = False) -> None:
             hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
             exit_code=ExitCode.WAL_LEVEL,
         )
-    tell_untried(server.version)
+    warn_untried(server.version)
 
 
 @cache
-def tell_unsynchronized(slot: str) -> None:
+def warn_unsynchronized(slot: str) -> None:
     """Warn, once in a process, that consumers can get ahead of the standbys."""
     logger.warning(
         "synchronized_standby_slots is empty: after a failover Kafka may hold transactions "
@@ -54,7 +54,7 @@ def tell_unsynchronized(slot: str) -> None:
 
 
 @cache
-def tell_untried(version: int) -> None:
+def warn_untried(version: int) -> None:
     """Warn, once in a process, of a server that is newer than those that were tried."""
     if untried := untried_version(version):
         logger.warning(

@@ -45,7 +45,7 @@ class StandbyStatus:
         self.due = 0.0
         self.commits_wait = True
         """Whether commits may wait for the bridge, as they may until it is known."""
-        self._told = 0
+        self._reported = 0
         self._asked_to_end: Callable[[], bool] = lambda: False
         self._end_by = float("inf")
         self.beat = self._heard = time.monotonic()
@@ -58,9 +58,9 @@ class StandbyStatus:
         """Note that the server has spoken, or that nobody listened, at `now` (time.monotonic)."""
         self._heard = now
 
-    def tell_news(self, *, follow: bool) -> None:
+    def report_soon(self, *, follow: bool) -> None:
         """Make the next status update due at once if the position to report has advanced."""
-        if self._ledger.report(follow=follow) > self._told:
+        if self._ledger.report(follow=follow) > self._reported:
             self.due = 0.0
 
     def send(self, *, follow: bool) -> None:
@@ -77,10 +77,10 @@ class StandbyStatus:
                 subject=self._subject,
                 hint="nothing to do: the bridge reconnects",
             )
-        self._told = self._ledger.report(follow=follow)
+        self._reported = self._ledger.report(follow=follow)
         # With synchronous_commit = remote_write a commit returns at the position written.
-        written = self._told if self.commits_wait else self._ledger.received
-        self._connection.feedback(written, self._told, ask=silence_s > self._timeout_s / 3)
+        written = self._reported if self.commits_wait else self._ledger.received
+        self._connection.feedback(written, self._reported, ask=silence_s > self._timeout_s / 3)
         self.due = now + self.interval_s
         metrics.RECEIVED_LSN.set(self._ledger.received)
 

@@ -99,13 +99,13 @@ def require_covered(
 
 
 def _require_covered(publication: str, options: TableOptions, identity: ReplicaIdentity) -> None:
-    name, told = ".".join(identity.table), ", ".join(identity.identity) or "nothing"
+    name, columns = ".".join(identity.table), ", ".join(identity.identity) or "nothing"
     is_full = identity.kind == "full"
     inserts = f"publish inserts alone: ALTER PUBLICATION {publication} SET (publish = 'insert')"
     if not is_full and (beyond := sorted(options.filter_columns - {*identity.identity})):
         _refuse(
             f"the row filter uses {', '.join(beyond)}, which the replica identity "
-            f"({told}) does not have",
+            f"({columns}) does not have",
             name,
             f"set source.replica_identity {{{name}: full}} (ALTER TABLE {name} REPLICA IDENTITY "
             f"FULL), or a unique index with these columns; or {inserts}",

@@ -164,9 +164,15 @@ class Assembler:
             return index, None
         floor_lsn = max(self._start.end_lsn, self._start.commit_lsn + 1)
         index, events, ended, size = self._envelope.transactions(
-            *(messages, index, decoder.row_at, decoder.writers),
-            *(self._last.commit_lsn, floor_lsn, now_us),
-            *(min(EVENT_BATCH_BYTES, self._bytes_max), self._bytes_max),
+            messages,
+            index,
+            decoder.row_at,
+            decoder.writers,
+            self._last.commit_lsn,
+            floor_lsn,
+            now_us,
+            min(EVENT_BATCH_BYTES, self._bytes_max),
+            self._bytes_max,
         )
         if not ended:
             return index, None

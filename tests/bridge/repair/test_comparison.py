@@ -24,7 +24,7 @@ from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
 from services.bridge.repair.comparison import UNKNOWN, Difference, difference, same_row
 from services.bridge.repair.fold import Fold, event_of
 from services.bridge.repair.plain_event import PlainEvents
-from services.bridge.repair.row_store import RowStore, Told
+from services.bridge.repair.row_store import FoldedRow, RowStore
 from services.bridge.repair.scope import scope_of
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.tables import KeyColumn, TableShape
@@ -204,12 +204,12 @@ def test_a_store_folds_partitions_and_keeps_the_differences(
                 if key in model and model[key][0] == partition:
                     model[key] = (partition, model[key][1], None)
                 continue
-            store.take_told(partition, [Told(key, row, (number, 0))])
+            store.take_folded(partition, [FoldedRow(key, row, (number, 0))])
             known = model.get(key)
             if known is None or known[0] == partition or number >= known[1]:
                 model[key] = (partition, number, row)
-    assert store.take_there(there.items()) == 0
-    assert store.take_there(list(there.items())[:1]) == min(1, len(there))
+    assert store.take_rows(there.items()) == 0
+    assert store.take_rows(list(there.items())[:1]) == min(1, len(there))
     told = {key: row for key, (_, _, row) in model.items() if row is not None} if whole else {}
     wanted = differences(told, there)
     assert sum(store.compare(whole=whole, while_waiting=lambda: None).values()) == len(wanted)
@@ -227,7 +227,7 @@ def test_a_tombstone_erases_what_its_own_partition_told_alone(tmp_path: Path) ->
         for message in messages:
             fold._take(partition, message, name, "t", events)
         fold._flush(partition)
-        told = store.told(b"k")
+        told = store.folded(b"k")
         return told and told.row
 
     def event(op: str, lsn: int) -> Message:
@@ -258,7 +258,7 @@ def test_a_value_that_is_the_placeholders_text_is_told_by_the_header(tmp_path: P
         message = Message(key=b"k", value=value, headers=headers)
         fold._take(0, message, name, "t", PlainEvents(*name, placeholders.values()))
         fold._flush(0)
-        known = store.told(b"k")
+        known = store.folded(b"k")
         assert known is not None
         return json.loads(known.row) if known.row else known.row
 
@@ -279,13 +279,13 @@ def test_a_row_store_is_of_one_run(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_text("of a run that was killed")
     store = RowStore(path)
-    store.take_told(0, [Told(b"k", b'{"a":1}', (1, 0))])
-    told = store.told(b"k")
+    store.take_folded(0, [FoldedRow(b"k", b'{"a":1}', (1, 0))])
+    told = store.folded(b"k")
     assert told is not None and json.loads(told.row or b"") == {"a": 1}
     store.close()
     assert not path.exists()
     with pytest.raises(sqlite3.ProgrammingError):
-        store.told(b"k")
+        store.folded(b"k")
 
 
 def test_an_outbox_is_left_out_and_named() -> None:

@@ -67,14 +67,14 @@ def hangs() -> None:
 def test_markers_are_checked_before_their_producer_writes_again() -> None:
     cluster = Cluster()
     check = checked(cluster, hangs)
-    check.require_told()
+    check.require_delivered()
     cluster.ends[("t", 1)] = 7
     cluster.stable[("t", 1)] = 3
     check.flushed({"t"})
-    check.require_told()  # the other producer's turn
+    check.require_delivered()  # the other producer's turn
     check.flushed({"u"})
     with pytest.raises(Retryable, match="hangs"):
-        check.require_told()
+        check.require_delivered()
     check.close()
 
 
@@ -82,17 +82,17 @@ def test_markers_are_checked_before_their_producer_writes_again() -> None:
 def test_a_stop_checks_the_markers_of_the_last_transaction_too(hanging: str) -> None:
     cluster = Cluster()
     check = checked(cluster, hangs)
-    check.require_all_told()
+    check.require_all_delivered()
     cluster.ends = {("t", 1): 7, ("u", 0): 4}
     cluster.stable = {("t", 1): 8, ("u", 0): 5}
     check.flushed({"t"})
     check.flushed({"u"})
-    check.require_all_told()
+    check.require_all_delivered()
     cluster.stable[hanging, 1 if hanging == "t" else 0] = 2
     check.flushed({"t"})
     check.flushed({"u"})
     with pytest.raises(Retryable, match="hangs"):
-        check.require_all_told()
+        check.require_all_delivered()
     check.close()
 
 
@@ -103,7 +103,7 @@ def test_at_a_stop_a_silent_leader_counts_as_a_hanging_transaction() -> None:
     cluster.stable = {("t", 1): -1}
     check.flushed({"t"})
     with pytest.raises(TransactionHangs, match="not judged"):
-        check.require_all_told()
+        check.require_all_delivered()
     check.close()
 
 
@@ -117,7 +117,7 @@ def test_a_marker_that_is_on_its_way_is_waited_for() -> None:
     cluster.ends[("t", 1)] = 7
     for topic in ("t", "u"):
         check.flushed({topic})
-    check.require_told()
+    check.require_delivered()
     check.close()
 
 
@@ -128,12 +128,12 @@ def test_open_transaction_of_another_producer_is_asked_for_once() -> None:
     cluster.stable[("t", 1)] = 3
     for _ in range(5):
         check.flushed({"t"})
-        check.require_told()
+        check.require_delivered()
     assert len(looks) == 1
     cluster.stable[("t", 1)] = 5
     for _ in range(2):
         check.flushed({"t"})
-        check.require_told()
+        check.require_delivered()
     assert len(looks) == 2
     check.close()
 
@@ -145,23 +145,23 @@ def test_hidden_end_of_an_earlier_session_is_judged_once_it_shows() -> None:
     cluster.stable[("t", 1)] = 3
     check.hide({("t", 1): 3})
     for _ in range(2):
-        check.require_told()
+        check.require_delivered()
     assert not looks
     cluster.stable[("t", 1)] = 5  # as it ended, behind it something is open: whose?
     for _ in range(2):
-        check.require_told()
+        check.require_delivered()
     assert len(looks) == 1
     cluster.stable[("t", 1)] = 8
-    check.require_told()
+    check.require_delivered()
     cluster.stable[("t", 1)] = 7
-    check.require_told()
+    check.require_delivered()
     assert len(looks) == 1 and not check._others, "all was told"
     check.hide({("t", 1): 3})
     broken = checked(cluster, hangs)
     broken.hide({("t", 1): 3})
     cluster.stable[("t", 1)] = 5
     with pytest.raises(Retryable, match="hangs"):
-        broken.require_told()
+        broken.require_delivered()
     for one in (check, broken):
         one.close()
 
@@ -173,7 +173,7 @@ def test_a_leader_that_does_not_answer_is_not_evidence() -> None:
     for _ in range(2):
         check.flushed({"t"})
     with pytest.raises(Retryable, match="does not answer"):
-        check.require_told()
+        check.require_delivered()
     check.close()
 
 
@@ -186,7 +186,7 @@ def test_acknowledged_records_that_a_partition_lacks_now_are_lost() -> None:
     cluster.ends[("t", 1)] = cluster.stable[("t", 1)] = 998
     check.flushed({"t"})
     with pytest.raises(OperatorNeeded, match=r"t\[1\] ends at 998, not 1000"):
-        check.require_told()
+        check.require_delivered()
     check.close()
 
 
@@ -197,7 +197,7 @@ def test_many_partitions_are_asked_some_at_a_time() -> None:
     cluster.ends[("t", cluster.count - 1)] = cluster.stable[("t", cluster.count - 1)] = 5
     for _ in range(2):
         check.flushed({"t"})
-        check.require_told()
+        check.require_delivered()
     assert check._asking is not None
     check._asking.result()
     assert len(check.ends()) == cluster.count

@@ -58,7 +58,7 @@ def test_a_snapshot_that_has_nothing_left_to_read_does_not_wait(clock: Any) -> N
     clock.now += 90
     narration.stalls(LATE)
     assert waiting_s() == 90
-    narration.planned(SnapshotPlan(), said=True, standby=True)
+    narration.planned(SnapshotPlan(), again=True, standby=True)
     assert waiting_s() == 0
 
 
@@ -73,9 +73,9 @@ def test_what_is_done_is_told_once_kafka_has_it() -> None:
         for at_lsn, table in ((110, first), (120, second)):
             table.done = True
             narration.chunk(plan, table, {}, at_lsn)
-        narration.planned(plan, said=False, standby=False)
+        narration.planned(plan, again=False, standby=False)
         for durable[0] in (109, 110, 120):
-            narration.tell()
+            narration.log_durable()
             lines.append([one["event"] for one in told])
     done = ["table is done", "snapshot is done"]
     assert lines == [[], done[:1], [done[0], *done, "snapshot"]]

@@ -25,7 +25,7 @@ from services.bridge.snapshot.progress import (
     may_end,
     plan,
     progress_event,
-    told_progress,
+    progress_of,
 )
 from services.bridge.snapshot.ranges import RangeRows, joined, share_of
 from services.bridge.snapshot.readable import refuse_unfit, require_all_read, require_readable
@@ -382,7 +382,7 @@ def planned(*told: SnapshotProgress, shapes: list[TableShape], **settings: Any) 
 def progress(of: TableShape, **changed: Any) -> SnapshotProgress:
     table = planned(shapes=[of]).tables[of.name]
     table.last, table.rows, table.chunks = ["5"], 7, 2
-    return told_progress(OWNER, table, ChunkPosition(900, 6, 910), 1, 0).model_copy(update=changed)
+    return progress_of(OWNER, table, ChunkPosition(900, 6, 910), 1, 0).model_copy(update=changed)
 
 
 def test_tables_are_read_on_where_kafka_has_their_rows() -> None:

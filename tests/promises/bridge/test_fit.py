@@ -145,7 +145,7 @@ def test_a_partition_is_partial_by_the_catalog_or_by_the_stream(
     found = leaf_identities(relation(), below, sent(replace(relation("i", tuple(then)), oid=8)))
     numbers = [{NAMES.index(name) for name in names} for names in (now, then)]
     expected = numbers[1:] if whole else numbers
-    assert {leaf.told for leaf in found} == {frozenset(one) for one in expected if one}
+    assert {leaf.indexes for leaf in found} == {frozenset(one) for one in expected if one}
 
 
 @pytest.mark.parametrize("root", ["d", "i", "n"])
@@ -161,7 +161,7 @@ def test_the_stream_says_what_a_partition_tells_and_the_catalog_of_others(root: 
     ]
     assert [leaf.columns for leaf in leaf_identities(table, catalog, sent())] == [("note",)]
     described = leaf_identities(table, catalog, sent(replace(relation("d", ("id",)), oid=8)))
-    assert [(leaf.columns, leaf.told) for leaf in described] == [(("id",), frozenset({0}))]
+    assert [(leaf.columns, leaf.indexes) for leaf in described] == [(("id",), frozenset({0}))]
     whole = sent(*(replace(relation("f"), oid=oid) for oid in (8, 10)))
     assert leaf_identities(table, catalog, whole) == ()
 
@@ -175,7 +175,7 @@ def test_the_stream_tells_partitions_without_the_catalog() -> None:
         found.take(one)
     found.settle([root.oid])
     assert {*found.partitions(root.oid)} == {leaf, other}
-    assert [one.told for one in leaf_identities(root, (), found)] == [{0}]
+    assert [one.indexes for one in leaf_identities(root, (), found)] == [{0}]
     found.take(replace(leaf, replica_identity="f"))  # detached, and published as itself
     found.settle([leaf.oid])
     assert {*found.partitions(root.oid)} == {other}

@@ -15,7 +15,7 @@ from psycopg.pq.abc import PGconn
 from structlog.testing import capture_logs
 
 from schemas.errors import ExitCode, SetupError
-from services.bridge.source.server_requirements import check_server, tell_untried
+from services.bridge.source.server_requirements import check_server, warn_untried
 from services.postgres.server import Server, read_server
 from tests.bridge.progress.test_ledger import SERVER
 from tests.conftest import NewPair
@@ -190,7 +190,7 @@ def test_levels_as_servers_before_and_of_19_tell_them(
 
 
 def test_a_newer_version_is_told_once_and_not_refused() -> None:
-    tell_untried.cache_clear()
+    warn_untried.cache_clear()
     with capture_logs() as logs:
         for _ in range(2):
             check_server(replace(SERVER, version=190001))

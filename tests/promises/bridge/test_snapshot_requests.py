@@ -21,7 +21,7 @@ from services.bridge.snapshot.progress import (
     SnapshotPlan,
     TableProgress,
     plan,
-    told_progress,
+    progress_of,
 )
 from services.bridge.snapshot.requests import (
     BadSignal,
@@ -260,7 +260,7 @@ def planned(mode: str, *given: SnapshotRequest, found: int | None = None) -> Sna
     told: list[SnapshotProgress] = []
     if found is not None:
         table = TableProgress(one, ["5"], 7, 2)
-        told.append(told_progress(OWNER, table, ChunkPosition(found, 6, found), 1, 0))
+        told.append(progress_of(OWNER, table, ChunkPosition(found, 6, found), 1, 0))
     settings = SnapshotSettings.model_validate({"mode": mode, "signal_table": "public.signals"})
     return plan([one], told, settings, Shaping(ShapingSettings(), "p"), OWNER, given)
 

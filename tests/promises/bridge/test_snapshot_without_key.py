@@ -29,7 +29,7 @@ from services.bridge.snapshot.progress import (
     TableProgress,
     beginning_for,
     plan,
-    told_progress,
+    progress_of,
 )
 from services.bridge.snapshot.slot_creation import beginning_event, make_slot
 from services.bridge.snapshot.visibility import Sight
@@ -509,7 +509,7 @@ def planned(
 
 def progress(**changed: Any) -> SnapshotProgress:
     table = TableProgress(LOG, ["(7,3)"], 60, 6)
-    return told_progress(OWNER, table, ChunkPosition(900, 6, 910), 1, 0).model_copy(update=changed)
+    return progress_of(OWNER, table, ChunkPosition(900, 6, 910), 1, 0).model_copy(update=changed)
 
 
 def test_the_rows_from_before_the_slot_are_planned() -> None:

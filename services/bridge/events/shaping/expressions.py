@@ -36,7 +36,7 @@ _WRONG_TYPE: Final = re.compile(
     "No matching overload|Applying SELECT to non-message|Invalid container type|"
     "Invalid map key type|Index error: expected integer type"
 )
-_TELLS_NO_TYPE: Final = re.compile("Applying SELECT|No matching overload[^(]*$")
+_WITHOUT_TYPES: Final = re.compile("Applying SELECT|No matching overload[^(]*$")
 _ANY_TYPE: Final = re.compile(r"[\[{]|\bdyn\b")
 """What lets an expression without JSON have values of any type: lists, maps, `dyn`."""
 _NULL: Final = "null_type"
@@ -227,7 +227,7 @@ class Expression:
 def _may_be_of_null(failure: str) -> bool:
     """Tell whether CEL's message is of a wrong type, which may be that of null."""
     wrong = _WRONG_TYPE.search(failure) is not None
-    return wrong and (_NULL in failure or _TELLS_NO_TYPE.search(failure) is not None)
+    return wrong and (_NULL in failure or _WITHOUT_TYPES.search(failure) is not None)
 
 
 def require_well_formed(text: str, key: str) -> None:

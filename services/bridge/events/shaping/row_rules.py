@@ -54,8 +54,8 @@ class RowRules:
             if expression.type != "BOOL":
                 raise expression.wrong(f"its type is {expression.type.lower()}, not bool")
             names = {relation.columns[index].name for index in expression.uses}
-            if identity and (untold := names - set(identity)):
-                raise _untold(expression, relation, min(untold))
+            if identity and (hidden := names - set(identity)):
+                raise _hidden_column(expression, relation, min(hidden))
         self._computed: list[tuple[Expression, Result]] = []
         for key, text in computed.values():
             expression = Expression(text, key, relation)
@@ -87,15 +87,15 @@ class RowRules:
         return [*row, *self._values(row)] if self._fits(row) else None
 
     def _update(self, change: Update) -> RowChange | None:
-        old, new = change.old, change.told
+        old, new = change.old, change.present_values
         fits, fitted = self._fits(new), self._fits_old(change)
         if old is None:  # then no column of the identity, which filters use alone, has changed
             return change._replace(new=[*new, *self._values(new)]) if fits else None
         if fitted:
-            told = self._old(old, change.old_kind)
+            old_row = self._old(old, change.old_kind)
             if not fits:
-                return Delete(change.relation, change.old_kind or "O", told)
-            return change._replace(old=told, new=[*new, *self._values(new)])
+                return Delete(change.relation, change.old_kind or "O", old_row)
+            return change._replace(old=old_row, new=[*new, *self._values(new)])
         return Insert(change.relation, [*new, *self._values(new)]) if fits else None
 
     def _fits_old(self, change: Update | Delete) -> bool:
@@ -143,7 +143,7 @@ def _value(expression: Expression, result: Result, row: Row) -> Value:
         raise expression.failed(str(error)) from None
 
 
-def _untold(expression: Expression, relation: Relation, column: str) -> SettingsError:
+def _hidden_column(expression: Expression, relation: Relation, column: str) -> SettingsError:
     error = expression.wrong(
         f"it uses {column}, whose old value updates and deletes do not tell with the table's "
         "replica identity"

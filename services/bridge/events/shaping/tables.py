@@ -138,9 +138,9 @@ class Shaping:
             self._check_outbox(relation)
             return TableShaping(relation, TableTopic("", False), skipped=skipped, outbox=reader)
         kept = self._kept(relation)
-        told = None if {"u", "d"} <= skipped else identity
-        places = self._places(relation, kept, told)
-        rules = self._rules(relation, told)
+        needed = None if {"u", "d"} <= skipped else identity
+        places = self._places(relation, kept, needed)
+        rules = self._rules(relation, needed)
         if rules is not None:
             relation, kept = _with_computed(relation, kept, rules.columns)
         masks = {
@@ -187,10 +187,10 @@ class Shaping:
             self._check_outbox(relation)
             return
         identity = [column.name for column in relation.columns if column.key]
-        told = None if {"u", "d"} <= self.naming.skips(schema, table) else identity
+        needed = None if {"u", "d"} <= self.naming.skips(schema, table) else identity
         kept = self._kept(relation)
-        self._places(self.with_key(relation), kept, told)
-        rules = self._rules(relation, told)
+        self._places(self.with_key(relation), kept, needed)
+        rules = self._rules(relation, needed)
         if rules is not None:
             _with_computed(relation, kept, rules.columns)
 
@@ -250,10 +250,10 @@ class Shaping:
                 )
             what += ", which is to choose the partition"
             raise _wrong(relation, what, f"{hint}; or correct {PARTITION_BY}", PARTITION_BY)
-        if identity and (untold := {*chosen} - {*identity}):
+        if identity and (hidden := {*chosen} - {*identity}):
             raise _wrong(
                 relation,
-                f"does not tell the old value of {min(untold)}, which is to choose the partition",
+                f"does not tell the old value of {min(hidden)}, which is to choose the partition",
                 f"ALTER TABLE {named} REPLICA IDENTITY FULL, or an index that has it; or skip the "
                 "table's updates and deletes (shaping.skip)",
                 PARTITION_BY,

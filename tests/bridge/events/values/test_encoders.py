@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from schemas.errors import SettingsError
 from schemas.events import UNAVAILABLE
 from schemas.settings import ValueSettings
-from services.bridge.events.keys import require_told_apart
+from services.bridge.events.keys import require_distinct_keys
 from services.bridge.events.values.encoders import _EXTENSIONS, _TEXT_EXTENSIONS, Encoders
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.pgoutput.pg_types import TYPE_NAMES
@@ -305,4 +305,4 @@ def test_keys_that_would_be_cut_are_refused(kind: str, typmod: int, *, refused: 
         if refused and key and precision == "connect":
             expected = pytest.raises(SettingsError, match="two keys may become one")
         with expected:
-            require_told_apart(Relation(1, "public", "t", "d", columns), encoders)
+            require_distinct_keys(Relation(1, "public", "t", "d", columns), encoders)
