@@ -320,7 +320,7 @@ def test_a_rejoin_believes_only_what_was_made_for_the_same_source(
 
         done: list[str]
 
-        def _tell_discarded(self) -> None:
+        def _report_discarded(self) -> None:
             """There is no data folder."""
 
         def _rewind(self, _environment: dict[str, str]) -> str:
