@@ -289,9 +289,11 @@ class EpochRunner:
             if (comes or not has) and not self.parking.held(name):
                 with self.parking.judging(name):
                     shapes = self._shapes.require(name, cut.commit_lsn)
-                    followed = None if state is None else state.shape
+                    rows_of = state.shape if state and state.commit_lsn != NEVER else None
+                    taken = self._shapes.taken_over(name, rows_of, cut.commit_lsn)
+                    if rows_of:  # before the shape is noted, which would hide it after a kill
+                        incomplete_tables.require_own_rows(name, taken, self.parking)
                     table = self._tables.open(self._spark, shapes, state)
-                    taken = self._shapes.taken_over(name, followed, cut.commit_lsn)
                     incomplete_tables.require_own_rows(name, taken, self.parking)
                     found[name] = self.rebuilds.opened(name, table, shapes)
         return found
@@ -303,9 +305,7 @@ class EpochRunner:
         dropped by somebody, or not followed until now. Without a record of epochs a table tells
         only which epoch reached it last: all tables that are not at the cut are read again.
         """
-        done = self._record.commit_lsn
-        if self._unrecorded and self.goes_on:
-            done = cut.commit_lsn
+        done = cut.commit_lsn if self._unrecorded and self.goes_on else self._record.commit_lsn
         expected = {*self._record.tables, *self._shapes.known_at(done)}
         late = last_epoch.late(self._states, expected, done)
         found = late.keys() | self.rebuilds.ready.keys() | self.parking.tables.keys()

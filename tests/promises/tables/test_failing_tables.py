@@ -6,7 +6,7 @@ from urllib.parse import urlparse
 import pytest
 
 from schemas.errors import SlotbridgeError
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, staging
 from spark_consumers.operations import Operator
 from spark_consumers.verify.as_of import verify_as_of
 from tests.promises.tables.conftest import NewPipeline, Pipeline
@@ -182,3 +182,32 @@ def test_a_renamed_table_is_parked_and_one_made_again_is_not(new_pipeline: NewPi
     finish(pipeline)
     assert ids(pipeline, "moved") == [3, 4]
     assert pipeline.note("moved").incomplete
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("taken", ["bad", "moved"])
+def test_a_kill_before_it_is_parked_does_not_hide_that_a_name_was_taken_over(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    """Whether the name had an Iceberg table, or is to get one."""
+    pipeline = new_pipeline(parks=True)
+    tables = renamed("bad", 1), renamed("bad_new", 2)
+    pipeline.publisher.announce(*tables)
+    with pipeline.publisher.transaction() as t:
+        for table in tables:
+            t.insert(table, {"id": 1, "v": table.name})
+    pipeline.apply()
+    swapped = renamed(taken, 2)
+    pipeline.publisher.announce(swapped)
+    with pipeline.publisher.transaction() as t:
+        t.insert(swapped, {"id": 2, "v": "later"})
+
+    def killed(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "park", killed)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.apply()
+    pipeline.restart()
+    assert f"public.{taken} is the table that was public.bad_new" in str(pipeline.apply().refused)
