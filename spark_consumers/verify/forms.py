@@ -117,7 +117,8 @@ def _instant(name: sql.Composable, typmod: int) -> sql.Composed:
 
 _OUTPUT: Final[LiteralString] = (
     # A cast to text would drop the blanks of a bpchar; format() calls the output function.
-    "CASE WHEN {name} IS NOT NULL THEN format('%s', {name}) END"
+    # A composite value that has a NULL is neither NULL nor NOT NULL.
+    "CASE WHEN {name} IS DISTINCT FROM NULL THEN format('%s', {name}) END"
 )
 _MICROSECONDS: Final[LiteralString] = "(extract(epoch FROM {name}) * 1000000)::bigint::text"
 _INSTANT: Final = (
