@@ -48,7 +48,7 @@ def flagged(table: OpenTable, lacks: Incomplete | None) -> OpenTable:
 
 def flag(opened: dict[str, OpenTable], lacks: Lacks) -> None:
     """Flag those of the tables `opened` that lack something."""
-    for name in lacks.keys() & opened.keys():
+    for name in sorted(lacks.keys() & opened.keys()):
         opened[name] = flagged(opened[name], lacks[name])
 
 
