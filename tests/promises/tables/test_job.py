@@ -258,6 +258,7 @@ def make_again(pipeline: Pipeline, name: str) -> None:
         timeout_s=60,
     )
     pipeline.publisher.announce()
+    eventually(lambda: name in admin.list_topics(timeout=patient(20)).topics, what="it is there")
 
 
 @pytest.mark.long

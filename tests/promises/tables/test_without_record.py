@@ -273,6 +273,7 @@ def test_dead_letters_that_a_table_has_come_past_are_over() -> None:
     known.between.return_value = letters
     parking = create_autospec(Parking, instance=True)
     parking.positions.return_value = {}
+    parking.tables = {}
     parking.held.return_value = False
     had = {"public.first": 100, "public.second": 200}
     settings = TablesSettings(warehouse="/w", on_bad_event="quarantine")
