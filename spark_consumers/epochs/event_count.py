@@ -10,6 +10,7 @@ from schemas.errors import OperatorNeeded
 from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
+from spark_consumers.iceberg.table_note import NEVER
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import EndEvent
 
@@ -28,7 +29,7 @@ class Counts:
         events: DataFrame,
     ) -> None:
         """Compare `events` after the epoch of `record` with the counts of `ends`."""
-        self._judged = record.transaction_offset is not None or topic.first() == 0
+        self._judged = record.transaction_offset is not None or _counts_all(topic, record, events)
         self._after_lsn = record.commit_lsn
         self._ends = ends
         self._events = events
@@ -59,3 +60,14 @@ class Counts:
             hint="only the bridge may write to its topics: deny all others to do so (ACLs). Make "
             "the topic equal to its source by `slotbridge recover`; then `slottables rebuild`",
         )
+
+
+def _counts_all(topic: TransactionTopic, record: EpochRecord, events: DataFrame) -> bool:
+    """Tell whether Kafka has all transactions after those that the tables had without a record.
+
+    A topic that was made again begins at offset 0, too, and lacks what came before.
+    """
+    if topic.first() > 0:
+        return False
+    had = record.commit_lsn
+    return had == NEVER or topic.oldest_lsn(events.sparkSession) <= had
