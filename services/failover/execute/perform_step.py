@@ -29,7 +29,7 @@ from services.failover.observe.client_sessions import (
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.replication import read_replication
 from services.failover.observe.server_link import LOCK_SHARE, Unreachable, parse_conninfo
-from services.failover.plan.steps.fencing import in_words
+from services.failover.plan.steps.fencing import in_words, unconfirmed
 from services.failover.plan.steps.step import SEEN_TO_THE_END, Action, Step
 from services.failover.plan.steps.topology import upstream_of
 from services.postgres.server import Connection, read_server, setting
@@ -95,7 +95,7 @@ def perform(
         if step.action not in SEEN_TO_THE_END:
             interruption.check()
         view = cluster.observe()
-        holds, late = step.holds(view), unconfirmed(step, view, lsn)
+        holds, late = step.holds(view), unconfirmed(view, step.server, step.slots, lsn)
         if holds and not late and _published(step, cluster, before):
             break
         progress = (
@@ -315,18 +315,6 @@ def _send_markers(step: Step, cluster: Cluster) -> int:
         with cluster.in_database(step.server, dbname) as there:
             there.order(lambda c: _run_together(c, step.sql))
     return link.ask(read_replication).written_lsn or 0
-
-
-def unconfirmed(step: Step, view: View, lsn: int) -> tuple[tuple[str, int], ...]:
-    """Return the step's slots that are not confirmed past the marker at `lsn`, and their lag."""
-    if not lsn:
-        return ()
-    state = view.node(step.server).state
-    slots = {name: state.slot(name) if state is not None else None for name in step.slots}
-    confirmed = {
-        name: (slot.confirmed_flush_lsn or 0) if slot else 0 for name, slot in slots.items()
-    }
-    return tuple((name, lsn - position) for name, position in confirmed.items() if position < lsn)
 
 
 def _published(step: Step, cluster: Cluster, since: int) -> bool:

@@ -224,14 +224,24 @@ def behind(
     view: View, old: Node, new: Node, slots: tuple[str, ...], lsn: int
 ) -> tuple[tuple[str, int], ...]:
     """Return who lacks `lsn`, and by how many bytes: the standby, its replay, slots by name."""
-    state = view.node(old.name).state
-    found = {slot: state.slot(slot) if state is not None else None for slot in slots}
     reached = {
         new.name: view.node(new.name).received,
         f"the replay of {new.name}": replayed(view, new),
-        **{name: (slot.confirmed_flush_lsn or 0) if slot else 0 for name, slot in found.items()},
     }
-    return tuple((name, lsn - position) for name, position in reached.items() if position < lsn)
+    late = tuple((name, lsn - position) for name, position in reached.items() if position < lsn)
+    return (*late, *unconfirmed(view, old.name, slots, lsn))
+
+
+def unconfirmed(
+    view: View, server: str, slots: tuple[str, ...], lsn: int
+) -> tuple[tuple[str, int], ...]:
+    """Return which slots of `server` are not confirmed up to `lsn`, and by how many bytes."""
+    if lsn <= 0:  # of a step that has written nothing, maybe at a subscriber
+        return ()
+    state = view.node(server).state
+    slotted = ((name, state.slot(name) if state is not None else None) for name in slots)
+    confirmed = ((name, (slot.confirmed_flush_lsn or 0) if slot else 0) for name, slot in slotted)
+    return tuple((name, lsn - position) for name, position in confirmed if position < lsn)
 
 
 def in_words(lags: tuple[tuple[str, int], ...]) -> str:
