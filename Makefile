@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test test-long test-long-status test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist release docs docs-serve docs-version generate \
+.PHONY: help demo test test-long test-long-status test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist release docs docs-serve docs-version generate house \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
@@ -60,7 +60,7 @@ coverage: $(if $(filter all,$(COVER)),$(READY),$(QUICK)) ## print what the quick
 	  --cov slotbridge --cov schemas --cov services --cov spark_consumers --cov-report term:skip-covered $(PYTEST_OPTIONS)
 
 pythons: $(QUICK) ## the tests without servers on every other supported Python of this machine
-	@MAKE=$(MAKE) $(BIN)/python -m tests.interpreters
+	@MAKE=$(MAKE) $(BIN)/python -m tools.interpreters
 
 # Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40; BROKERS=3.
 # KILLS=200 FAILOVERS=5: one run within snapshots, until the bridge got so many.
@@ -137,13 +137,16 @@ dist: ## sdist and wheel in dist/ (those of PYTHON)
 	@mv $(DIST)/out/slotbridge-*.tar.gz $(DIST_TO)/
 	@ls -1 $(DIST_TO)
 
-# All that a release has (tests/packaging/release.py). Images are built apart: the notes say how.
+# All that a release has (tools/release.py). Images are built apart: the notes say how.
 release: $(QUICK) ## sdist, wheels for each Python of this machine, chart, SBOM, notes and sums in dist/
-	@MAKE=$(MAKE) $(BIN)/python -m tests.packaging.release
+	@MAKE=$(MAKE) $(BIN)/python -m tools.release
 
 # What is made from the settings' classes and the chart's values: needed after a change of either.
 generate: $(READY) ## what is made from the settings' classes: docs, examples, JSON Schema, chart
-	@$(BIN)/python -m tests.chart.generate
+	@$(BIN)/python -m tools.generate
+
+house: $(QUICK) ## what the house weighs: lines, settings, names, rooms, sentences (HOUSE_OPTIONS=--json)
+	@$(BIN)/python -m tools.house $(HOUSE_OPTIONS)
 
 # The site (mkdocs.yml), with MkDocs in an environment of its own. SITE_URL: where it will be served.
 SITE := .cache/site-tools

@@ -1,8 +1,6 @@
-"""helm, built from its Go modules once a user, and what it makes of the chart."""
+"""What helm makes of the chart."""
 
 import faulthandler
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -10,73 +8,31 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from services.testbed.jars import cache_folder
-from services.testbed.locking import locked
-from tests.chart.generate import CHART
 from tests.providers.waiting import patient
+from tools import helm
+from tools.generate import CHART
+from tools.helm import KUBERNETES
 
-VERSION: Final = "v3.22.0"
-KUBERNETES: Final = "1.34.0"
 NAMESPACE: Final = "cdc"
 _OF_PROMETHEUS: Final = "monitoring.coreos.com/v1"
-_BUILD_TIMEOUT_S: Final = patient(500)
+_TIMEOUT_S: Final = patient(500)
 
 
 def helm_program() -> Path:
-    """Return helm, which is built where the cache lacks it; skip the test where Go is missing."""
-    program = cache_folder().with_name("tools") / f"helm-{VERSION}"
-    if program.exists():
-        return program
-    go = shutil.which("go") or shutil.which("/usr/local/go/bin/go")
-    if go is None:
-        pytest.skip(
-            "NOT TESTED: the chart. helm is built with Go, and there is no `go` on the PATH"
-        )
-    program.parent.mkdir(parents=True, exist_ok=True)
-    with locked(program.parent / ".lock", purpose="build helm", timeout_s=_BUILD_TIMEOUT_S):
-        if not program.exists():
-            build(go, program)
-    return program
+    """Return helm, which is built where the cache lacks it; skip the test where Go is missing.
 
-
-def build(go: str, program: Path) -> None:
-    """Compile helm with the versions that it would tell if it were a release.
-
-    Takes minutes, on a busy machine more than pytest's watchdog allows a test: it is called off.
+    A build takes longer than pytest's watchdog allows a test: the watchdog is called off.
     """
     faulthandler.cancel_dump_traceback_later()
-    major, minor, _ = KUBERNETES.split(".")
-    flags = " ".join(
-        f"-X helm.sh/helm/v3/{name}={value}"
-        for name, value in (
-            ("internal/version.version", VERSION),
-            ("pkg/chartutil.k8sVersionMajor", major),
-            ("pkg/chartutil.k8sVersionMinor", minor),
-            ("pkg/lint/rules.k8sVersionMajor", major),
-            ("pkg/lint/rules.k8sVersionMinor", minor),
-        )
-    )
-    folder = program.parent / "building"
-    command = [go, "install", "-trimpath", "-ldflags", f"-s -w {flags}"]
-    run(
-        [*command, f"helm.sh/helm/v3/cmd/helm@{VERSION}"],
-        environment={"GOBIN": str(folder), "CGO_ENABLED": "0", "GOFLAGS": ""},
-    )
-    (folder / "helm").rename(program)
+    try:
+        return helm.helm_program()
+    except helm.NoGoError as error:
+        pytest.skip(f"NOT TESTED: the chart. {error}")
 
 
-def run(
-    command: list[str], *, environment: dict[str, str] | None = None, check: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run a command and return what it said."""
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **(environment or {})},
-        timeout=_BUILD_TIMEOUT_S,
-    )
+def run(command: list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its output."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

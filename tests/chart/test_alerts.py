@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from schemas.errors import ExitCode
-from tests.chart.generate import CHART, ROOT
 from tests.chart.helm import NAMESPACE, Helm, documents, helm_program
 from tests.providers.waiting import patient
+from tools.generate import CHART, ROOT
 
 pytestmark = pytest.mark.long
 RUNBOOKS: Final = (ROOT / "docs/reference/runbooks.md").read_text(encoding="utf-8")

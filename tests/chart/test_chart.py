@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from schemas.settings import load_settings
-from tests.chart.dashboards import DASHBOARDS, queries
-from tests.chart.generate import CHART
 from tests.chart.helm import Helm, documents, helm_program, kinds_of
-from tests.chart.metrics_page import all_metrics
+from tools.dashboards import DASHBOARDS, queries
+from tools.generate import CHART
+from tools.metrics_page import all_metrics
 
 pytestmark = pytest.mark.long  # a machine's first test builds helm
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))

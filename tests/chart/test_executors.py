@@ -7,8 +7,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.chart.generate import CHART
 from tests.chart.helm import Helm, documents, helm_program, kinds_of
+from tools.generate import CHART
 
 pytestmark = pytest.mark.long  # a machine's first test builds helm
 VALUES: Final = CHART / "ci/executors-values.yaml"

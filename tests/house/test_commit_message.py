@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.house.commit_message import problems
+from tools.commit_message import problems
 
 
 @pytest.mark.parametrize(

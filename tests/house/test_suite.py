@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests import shards
-from tests.interpreters import folders, interpreters
 from tests.providers.interface import Provider
 from tests.providers.waiting import patient
 from tests.serverless import NEEDS_SERVERS
+from tools.interpreters import folders, interpreters
 
 ROOT = Path(__file__).parents[2]
 

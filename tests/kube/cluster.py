@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 from services.testbed.kafka import KafkaBroker
 from services.testbed.ports import free_port
 from services.testbed.processes import Processes
-from tests.chart.generate import CHART
 from tests.chart.helm import helm_program
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
+from tools.generate import CHART
 
 NODE: Final = Path(__file__).parent / "node"
 CONFIG: Final = "/etc/slotbridge/slotbridge.yaml"

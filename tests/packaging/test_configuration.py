@@ -20,7 +20,7 @@ from services.bridge.cli.app import app
 from services.failover.cli.app import app as failover
 from services.shipped import names, text
 from spark_consumers.command import app as tables
-from tests.chart.generate import generated
+from tools.generate import generated
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

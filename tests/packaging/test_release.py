@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from schemas.version import UNKNOWN, version
-from tests.chart.generate import version as developed
-from tests.interpreters import OLDEST, UNTRIED, Version
-from tests.packaging import release
+from tools import release
+from tools.generate import version as developed
+from tools.interpreters import OLDEST, UNTRIED, Version
 
 ROOT = Path(__file__).parents[2]
 CHANGELOG = "# Changelog\n\n## 0.2.0\n\n- New.\n\n### Fixed\n\n- Old.\n\n## 0.1.0\n\n- All.\n"

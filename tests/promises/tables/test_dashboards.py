@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from services.testbed.ports import free_port
-from tests.chart.dashboards import queries
 from tests.promises.tables.conftest import NewPipeline
 from tests.promises.tables.test_job import ONE, Running, insert
 from tests.providers.prometheus import prometheus
 from tests.providers.waiting import eventually
+from tools.dashboards import queries
 
 
 @pytest.mark.long

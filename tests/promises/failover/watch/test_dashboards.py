@@ -8,7 +8,6 @@ import pytest
 
 from services.testbed.bed import Bed
 from services.testbed.ports import free_port
-from tests.chart.dashboards import queries
 from tests.promises.bridge.running import Bridge
 from tests.promises.failover.conftest import NewTrio, machines
 from tests.promises.failover.drill import both
@@ -18,6 +17,7 @@ from tests.promises.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.interface import Broker
 from tests.providers.prometheus import prometheus
 from tests.providers.waiting import eventually
+from tools.dashboards import queries
 
 UNANSWERED = {
     "Unfinished run": "the pair has none, and then there is no series",

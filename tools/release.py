@@ -20,13 +20,11 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-import pytest
+from tools.generate import CHART, version
+from tools.helm import NoGoError, helm_program
+from tools.interpreters import OLDEST, UNTRIED, Version, folders, interpreters, text
 
-from tests.chart.generate import CHART, version
-from tests.chart.helm import helm_program
-from tests.interpreters import OLDEST, UNTRIED, Version, folders, interpreters, text
-
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "dist"
 WORK: Final = ROOT / ".cache/release"
 IMAGES: Final = ("bridge", "failover", "tables")
@@ -102,7 +100,7 @@ def chart(number: str) -> bool:
     """Package the chart; return False where helm is not there and can't be built."""
     try:
         helm = helm_program()
-    except pytest.skip.Exception:
+    except NoGoError:
         return False
     with tempfile.TemporaryDirectory() as folder:
         command = [str(helm), "package", str(CHART), "--version", number, "--app-version", number]

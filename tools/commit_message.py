@@ -1,6 +1,6 @@
 """The hook commit-msg: refuses a subject, or a missing body, that CONTRIBUTING.md does not allow.
 
-    python -m tests.house.commit_message FILE
+    python -m tools.commit_message FILE
 
 It imports nothing of ours, and takes no time.
 """

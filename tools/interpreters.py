@@ -1,6 +1,6 @@
 """Run the tests that need no servers on every supported Python that this machine has.
 
-    python -m tests.interpreters         each version that is found beside its own
+    python -m tools.interpreters         each version that is found beside its own
 
 Interpreters are looked for on the PATH, in the system's folders, and where pyenv and uv keep
 theirs. Each gets a virtual environment of its own (`.venv/pythons/VERSION`) without pyspark, so
@@ -18,8 +18,6 @@ from typing import Final
 
 from rich.console import Console
 
-from tests.providers.waiting import patient
-
 ROOT: Final = Path(__file__).parents[1]
 OLDEST: Final = (3, 11)
 UNTRIED: Final = (3, 14)
@@ -28,7 +26,7 @@ _NAME: Final = re.compile(r"python3(\.\d+)?")
 _SYSTEM: Final = ("/usr/bin", "/usr/local/bin")
 _KEPT: Final = (".pyenv/versions/*/bin", ".local/share/uv/python/*/bin")
 _ASK: Final = "import sys, venv, ensurepip; print(*sys.version_info[:3])"
-_ASK_TIMEOUT_S: Final = patient(30)
+_ASK_TIMEOUT_S: Final = 300.0
 Version = tuple[int, ...]
 
 

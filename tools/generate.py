@@ -1,6 +1,6 @@
 """What the chart takes from the settings' classes: values.schema.json, and the table of its README.
 
-python -m tests.chart.generate      writes both, and the pages and examples made from the code
+python -m tools.generate      writes both, and the pages and examples made from the code
 """
 
 import json
@@ -15,12 +15,12 @@ from schemas.example import SECTIONS, example_file
 from schemas.json_schema import all_models, schema_file_text
 from schemas.reference import field_meanings, page
 from schemas.settings import Settings
-from tests.chart.commands_page import commands_page
-from tests.chart.dashboards import DASHBOARDS, dashboard
-from tests.chart.metrics_page import metrics_page
-from tests.chart.modules_table import PAGE, architecture_page
+from tools.commands_page import commands_page
+from tools.dashboards import DASHBOARDS, dashboard
+from tools.metrics_page import metrics_page
+from tools.modules_table import PAGE, architecture_page
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 CHART: Final = ROOT / "helm" / "slotbridge"
 CHOSEN_BY_THE_CHART: Final = {
     "BridgeSettings": ("http_host", "http_port", "spool_folder", "standby"),

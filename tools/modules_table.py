@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/why/architecture.md"
 _SERVICES: Final = (ROOT / "services" / "bridge", ROOT / "services" / "adoption")
 _BEGIN: Final = "<!-- modules: made from their docstrings by `make generate` -->\n"

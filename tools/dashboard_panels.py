@@ -1,7 +1,7 @@
 """What the three Grafana dashboards show: a table of panels each.
 
 A panel: title, unit (Grafana's name), and what is asked by the legend of each line. `$window`
-becomes Grafana's $__rate_interval; `{}` gets the filter by namespace (tests.chart.dashboards).
+becomes Grafana's $__rate_interval; `{}` gets the filter by namespace (tools.dashboards).
 """
 
 from typing import Final, NamedTuple
@@ -17,7 +17,7 @@ class Panel(NamedTuple):
 
 
 def quantiles(metric: str) -> dict[str, str]:
-    """The queries for the median, p95 and p99 of a histogram."""
+    """Return the queries for the median, p95 and p99 of a histogram."""
     rates = f"sum by (le) (rate({metric}_bucket{{}}[$window]))"
     return {
         name: f"histogram_quantile({share}, {rates})"
@@ -26,7 +26,7 @@ def quantiles(metric: str) -> dict[str, str]:
 
 
 def rate(metric: str, by: str = "") -> str:
-    """The rate of a counter, summed, or by a label."""
+    """Return the rate of a counter, summed, or by a label."""
     return f"sum{f' by ({by})' if by else ''} (rate({metric}{{}}[$window]))"
 
 

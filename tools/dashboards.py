@@ -1,10 +1,10 @@
-"""The JSON of the chart's three Grafana dashboards, made from tests.chart.dashboard_panels."""
+"""The JSON of the chart's three Grafana dashboards, made from tools.dashboard_panels."""
 
 import json
 import re
 from typing import Any, Final
 
-from tests.chart.dashboard_panels import BRIDGE, FAILOVER, TABLES, Panel
+from tools.dashboard_panels import BRIDGE, FAILOVER, TABLES, Panel
 
 FILTER: Final = 'namespace=~"$namespace"'
 _DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -97,7 +97,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
 
 
 def _filtered(query: str) -> str:
-    """The query with the filter by namespace in every selector."""
+    """Return the query with the filter by namespace in every selector."""
     query = re.sub(
         r"\{([^}]*)\}", lambda m: "{" + ",".join(filter(None, (m[1], FILTER))) + "}", query
     )
