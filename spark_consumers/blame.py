@@ -67,9 +67,15 @@ class Version:
 
     def line(self) -> str:
         """Return the version as a line of text, with the values that changed."""
-        told = self.document()
-        values = (f" {name}={told['row'][name]}" for name in self.changed)
-        head = (told["commit_lsn"], told["commit_time"], "xid", told["xid"], told["operation"])
+        document = self.document()
+        values = (f" {name}={document['row'][name]}" for name in self.changed)
+        head = (
+            document["commit_lsn"],
+            document["commit_time"],
+            "xid",
+            document["xid"],
+            document["operation"],
+        )
         return " ".join(map(str, head)) + "".join(values)
 
 
@@ -156,15 +162,13 @@ class _Blame:
     def _require_key(self, shape: Shape, key: Sequence[str]) -> None:
         """Raise SettingsError where there is not one value that fits for each column of the key."""
         columns = [shape.columns[place] for place in shape.key_positions]
-        told = ", ".join(f"{c.name} ({c.data_type.simpleString()})" for c in columns)
+        key = ", ".join(f"{c.name} ({c.data_type.simpleString()})" for c in columns)
         fits = len(key) == len(columns)
         if fits:
             fit = (changes.given(c, text) for c, text in zip(columns, key, strict=True))
             fits = None not in tuple(self._spark.range(1).selectExpr(*fit).first() or (None,))
         if not fits:
-            raise _error(
-                shape.name, f"the key is {told}", "give --key once for each, in this order"
-            )
+            raise _error(shape.name, f"the key is {key}", "give --key once for each, in this order")
 
     def _events(self, name: str, since: CommitPosition, upto_lsn: int) -> DataFrame:
         """Return the table's events up to an LSN."""

@@ -157,7 +157,7 @@ def audit(
         stop = stop_on_signals()
         names, code = tuple(table or ()), ExitCode.OK
         with _session(settings) as spark, bars() as progress:
-            work = Audit(spark, settings, stop=stop, told=progress)
+            work = Audit(spark, settings, stop=stop, progress=progress)
             for found in repeated(lambda: work.run(names), interval_s, stop):
                 if isinstance(found, SlotbridgeError):
                     if not repeat:
@@ -337,7 +337,10 @@ def restore(
         settings, lsn = load_settings(config), read_lsn(as_of)
         with _session(settings) as spark, bars() as progress:
             found = restore(
-                *(spark, settings, lsn, into),
+                spark,
+                settings,
+                lsn,
+                into,
                 tables=tuple(table or ()),
                 dry_run=dry_run,
                 progress=progress,

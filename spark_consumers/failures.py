@@ -95,7 +95,7 @@ def expected(error: Exception, operation: str) -> SlotbridgeError | None:
     )
 
 
-def told(error: Exception, operation: str) -> SlotbridgeError:
+def failure_of(error: Exception, operation: str) -> SlotbridgeError:
     """Return the error to report instead of any exception, where the work goes on."""
     found = expected(error, operation)
     if found is not None:

@@ -57,10 +57,10 @@ class RunStatus:
     def document(self, before: "RunStatus | None" = None) -> dict[str, object]:
         """Return the look as JSON; what is not known yet is null."""
         lsn = None if self.commit_lsn is None else format_lsn(self.commit_lsn)
-        told = asdict(self) | {"commit_lsn": lsn}
-        del told["time_s"]
+        document = asdict(self) | {"commit_lsn": lsn}
+        del document["time_s"]
         rates = {name: round(rate, 1) for name, rate in self.rates(before).items()}
-        return told | {"events_per_second": rates}
+        return document | {"events_per_second": rates}
 
     def screen(self, before: "RunStatus | None" = None) -> Group:
         """Return the look as a screen for people."""

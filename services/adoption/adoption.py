@@ -131,7 +131,11 @@ class Adoption:
         self._reading = SlotReader(primary, self._source, self._bridge)
         self._batches = OverlapBatches(settings, primary, topics, self._shaping, self._reading)
         self._producer = TransactionalProducer(
-            *(self._kafka, self._bridge, topics, self._source.slot, Refused()),
+            self._kafka,
+            self._bridge,
+            topics,
+            self._source.slot,
+            Refused(),
         )
 
     def close(self) -> None:
@@ -167,8 +171,15 @@ class Adoption:
             pass
         left_out.finish()
         return AdoptionPlan(
-            *(slot_lsn, until, beyond, ends, transactions, tails.records),
-            *(left_out.left_out, left_out.published, +left_out.lacking),
+            slot_lsn,
+            until,
+            beyond,
+            ends,
+            transactions,
+            tails.records,
+            left_out.left_out,
+            left_out.published,
+            +left_out.lacking,
             found.failover,
         )
 

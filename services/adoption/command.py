@@ -108,7 +108,7 @@ def adopt(
             if offset is None:
                 typer.echo(_UNJUDGED, err=True)
             if not json:
-                for line in _told(plan):
+                for line in _plan_lines(plan):
                     typer.echo(line, err=True)
             if plan.lacking and not publish_lacking:
                 raise _lacking(plan)
@@ -287,7 +287,7 @@ def _require_alike(translation: Translation, settings: Settings) -> None:
         )
 
 
-def _told(plan: AdoptionPlan) -> Iterator[str]:
+def _plan_lines(plan: AdoptionPlan) -> Iterator[str]:
     yield f"slot decodes from {format_lsn(plan.slot_lsn)} on; seen to {format_lsn(plan.wal_lsn)}"
     yield f"Kafka has changes up to {format_lsn(plan.end_lsn)}, of {plan.overlap} transactions"
     for topic in sorted({*plan.records_read, *plan.published}):

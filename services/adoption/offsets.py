@@ -35,20 +35,22 @@ class Offset(NamedTuple):
 
 def offset_of(value: bytes) -> Offset:
     """Read an offset. Raise ValueError for anything else."""
-    told = json.loads(value)
-    if not isinstance(told, dict):
+    document = json.loads(value)
+    if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004
-    processed = int(told.get("lsn_proc") or told.get("lsn") or 0)
+    processed = int(document.get("lsn_proc") or document.get("lsn") or 0)
     return Offset(
-        int(told.get("lsn_commit") or 0), max(processed, int(told.get("lsn") or 0)), _snapshot(told)
+        int(document.get("lsn_commit") or 0),
+        max(processed, int(document.get("lsn") or 0)),
+        _snapshot(document),
     )
 
 
-def _snapshot(told: Mapping[str, Any]) -> str:
-    finished = told.get("last_snapshot_record") or told.get("snapshot_completed")
-    if told.get("snapshot") not in (None, False, "false") and not finished:
+def _snapshot(document: Mapping[str, Any]) -> str:
+    finished = document.get("last_snapshot_record") or document.get("snapshot_completed")
+    if document.get("snapshot") not in (None, False, "false") and not finished:
         return "the initial snapshot"
-    if told.get("incremental_snapshot_collections"):
+    if document.get("incremental_snapshot_collections"):
         return "an incremental snapshot"
     return ""
 

@@ -50,12 +50,18 @@ class OverlapBatches:
             return
         encoders = self._encoders()
         relations = Relations(
-            *(self._topics.prefix, self._primary, self._topics.shapes(), self._shaping, encoders),
+            self._topics.prefix,
+            self._primary,
+            self._topics.shapes(),
+            self._shaping,
+            encoders,
             self._formats(encoders, registry),
             table_names=noted_names(self._topics, self._shaping.naming, self._primary.server),
         )
         envelope = OverlapEnvelope(
-            *(self._topics.prefix, self._primary.server.database, self._primary.server.timeline),
+            self._topics.prefix,
+            self._primary.server.database,
+            self._primary.server.timeline,
             relations.describe,
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
@@ -64,7 +70,7 @@ class OverlapBatches:
             outbox_messages=self._shaping.outbox_messages,
         )
         assembler = OverlapAssembler(
-            *(envelope, Position(0, slot_lsn, 0), self._bridge.transaction_bytes_max, left_out)
+            envelope, Position(0, slot_lsn, 0), self._bridge.transaction_bytes_max, left_out
         )
         decoder, now_us = Decoder(), time.time_ns() // 1000
         for lsn, payload in self._reading.messages(slot_lsn, end_lsn):

@@ -97,7 +97,11 @@ class Release:
         self._check.before_fencing()
         slot = self._source.slot
         producer = TransactionalProducer(
-            *(self._kafka, self._bridge, self._topics, slot, Refused()),
+            self._kafka,
+            self._bridge,
+            self._topics,
+            slot,
+            Refused(),
         )
         try:
             producer.begin_session()

@@ -17,7 +17,7 @@ from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import Keepalive, ReplicationConnection
 
-_TELL_S: Final = 1.0
+_LOG_EVERY_S: Final = 1.0
 _SILENCE_S: Final = 120.0
 _FREED_S: Final = 10.0
 _LOOK_S: Final = 0.1
@@ -40,12 +40,12 @@ class SlotReader:
         Raise Retryable where something else has the slot, or the server does not get that far.
         """
         with contextlib.closing(self._connect(partial(self._start, start_lsn))) as connection:
-            told = 0.0
+            logged_s = 0.0
             heard, reached = time.monotonic(), 0
             while True:
                 now = time.monotonic()
-                if now - told > _TELL_S:
-                    told = now
+                if now - logged_s > _LOG_EVERY_S:
+                    logged_s = now
                     connection.feedback(start_lsn, start_lsn, ask=True)
                 connection.wait(0.2)
                 for received in connection.read():
@@ -78,7 +78,8 @@ class SlotReader:
 
     def _start(self, start_lsn: int, connection: ReplicationConnection) -> None:
         connection.start(
-            *(start_lsn, self._source.publication),
+            start_lsn,
+            self._source.publication,
             streaming=False,
             origin=self._source.origin,
             two_phase=False,
@@ -92,7 +93,8 @@ class SlotReader:
         until = time.monotonic() + _FREED_S
         while True:
             connection = ReplicationConnection(
-                *(self._primary.conninfo, self._source.slot),
+                self._primary.conninfo,
+                self._source.slot,
                 wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
                 sql_deadline_ms=self._bridge.sql_deadline_ms,
             )

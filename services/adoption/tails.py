@@ -74,7 +74,10 @@ def read_tails(topics: Topics, ends: dict[Partition, int], since_ms: int, tails:
             for message in reader.messages(looked, end, time.monotonic() + _READ_S):
                 key = message.key()
                 record = DebeziumRecord(
-                    *(topic, partition, message.offset() or 0, message.timestamp()[1]),
+                    topic,
+                    partition,
+                    message.offset() or 0,
+                    message.timestamp()[1],
                     key.encode() if isinstance(key, str) else key,
                     message.value(),
                 )

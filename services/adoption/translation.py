@@ -287,9 +287,9 @@ def differences(translated: Mapping[str, Any], settings: Mapping[str, Any]) -> I
             if (section, key) not in free and _plain(given) != _plain(value):
                 yield f"{section}.{key} is {given!r}, the connector's is {value!r}"
     default = ShapingSettings().model_dump()
-    told = {*translated.get("shaping", {}), _JUDGED_BY_TOPICS}
+    handled = {*translated.get("shaping", {}), _JUDGED_BY_TOPICS}
     for key, given in settings.get("shaping", {}).items():
-        if given != default[key] and key not in told:
+        if given != default[key] and key not in handled:
             yield f"shaping.{key} is {given!r}, the connector has none"
 
 

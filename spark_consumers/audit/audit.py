@@ -56,7 +56,7 @@ ATTEMPTS: Final = 6
 BUCKETS_AT_ONCE: Final = 256
 ROWS_NAMED_MAX: Final = 20
 _NO_TABLE: Final = "it has no Iceberg table"
-Told = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """Takes a table, its pages that are read and all its pages."""
 _WHOLE = """
     SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate
@@ -73,7 +73,7 @@ class Audit:
         settings: Settings,
         *,
         stop: threading.Event,
-        told: Told = lambda _table, _done, _pages: None,
+        progress: Progress = lambda _table, _done, _pages: None,
     ) -> None:
         self._spark = session_beside(spark, require(settings.tables, "tables"))
         self._source = require(settings.source, "source")
@@ -86,7 +86,7 @@ class Audit:
         self._ledger = Ledger(self._tables.namespace, self._settings)
         self._log = self._ledger.audits
         self._stop = stop
-        self._told = told
+        self._progress = progress
 
     def run(self, names: Collection[str] = ()) -> list[TableAudit]:
         """Audit all tables, or those of `names`; record each result where `run` reads it.
@@ -183,7 +183,12 @@ class Audit:
             with held(self._spark, {name: n for name, n in kept.items() if n is not None}):
                 for state in wanted:
                     yield self._one(
-                        *(taken, epoch, state, snapshots[state.source], shapes, filling),
+                        taken,
+                        epoch,
+                        state,
+                        snapshots[state.source],
+                        shapes,
+                        filling,
                         published=published.get(state.source),
                         whole=whole,
                     )
@@ -247,7 +252,7 @@ class Audit:
             return dataclasses.replace(base, reason=reason)
         try:
             table, row_filter = self._compared(
-                *(taken, epoch, state, shapes), published=published, whole=whole
+                taken, epoch, state, shapes, published=published, whole=whole
             )
             scan = self._scan(taken, state.source, row_filter)
             unsent = filling.unsent(state.source, scan.oid, self._whole.snapshot, taken.progress)
@@ -333,7 +338,7 @@ class Audit:
             row_filter=row_filter,
             busy_percent=self._settings.audit_busy_percent,
             stop=self._stop,
-            told=lambda done, pages: self._told(name, done, pages),
+            progress=lambda done, pages: self._progress(name, done, pages),
         )
 
     def _descend(

@@ -15,7 +15,7 @@ from spark_consumers.audit.audit import Audit
 from spark_consumers.audit.report import TableAudit
 from spark_consumers.audit.source_snapshot import OPERATION
 from spark_consumers.epochs.spark_work import BESIDE
-from spark_consumers.failures import told
+from spark_consumers.failures import failure_of
 
 log = structlog.get_logger()
 _END_S = 30.0
@@ -37,7 +37,7 @@ def scheduled(spark: SparkSession, settings: Settings) -> Iterator[None]:
     def work() -> None:
         spark.sparkContext.setJobGroup(BESIDE, "an audit beside the epochs")
         for found in repeated(audit.run, tables.audit_interval_ms / 1000, stop):
-            tell(found)
+            log_findings(found)
 
     thread = threading.Thread(target=work, name="audit", daemon=True)
     thread.start()
@@ -61,12 +61,12 @@ def repeated(
         try:
             found = audit()
         except Exception as error:
-            found = told(error, OPERATION)
+            found = failure_of(error, OPERATION)
         yield found
         stop.wait(max(0.0, began + interval_s - time.monotonic()))
 
 
-def tell(found: list[TableAudit] | SlotbridgeError) -> None:
+def log_findings(found: list[TableAudit] | SlotbridgeError) -> None:
     """Log the result of an audit: no keys, and no values."""
     if isinstance(found, SlotbridgeError):
         log.warning("the audit failed", error=str(found), exit_code=int(found.exit_code))

@@ -47,7 +47,7 @@ _FILES: Final = """
            (SELECT array_agg(relid::oid ORDER BY relid::oid) FROM pg_partition_tree(%(oid)s::oid))
     FROM part p JOIN pg_class c ON c.oid = p.oid WHERE c.relkind = 'r'
 """
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Takes the pages that are read, and all pages."""
 
 
@@ -66,7 +66,7 @@ class SourceScan:
         row_filter: str | None,
         busy_percent: float,
         stop: threading.Event,
-        told: Told = lambda _done, _pages: None,
+        progress: Progress = lambda _done, _pages: None,
     ) -> None:
         """Look the table up. Raise NotJudgedError where the snapshot does not see it."""
         self._connection = connection
@@ -74,7 +74,7 @@ class SourceScan:
         self._row_filter = row_filter
         self._pause = 100 / busy_percent - 1
         self._stop = stop
-        self._told = told
+        self._progress = progress
         self.busy_s = 0.0
         """Seconds that the source has worked so far."""
         row = connection.execute(_RELATION, table).fetchone()
@@ -152,7 +152,7 @@ class SourceScan:
             self._apart(functools.partial(read, condition))
             self._took = time.monotonic() - began
             self.busy_s += self._took
-            self._told(done, self.pages)
+            self._progress(done, self.pages)
             if self._stop.wait(self._took * self._pause):
                 raise NotJudgedError("the audit was stopped")
 

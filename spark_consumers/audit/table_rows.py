@@ -87,8 +87,10 @@ def differing_rows(
         pairs = pairs.join(rows.select(*renamed), identity, "left")
     unequal = [F.when(~F.col(f"s{n}").eqNullSafe(F.col(f"t{n}")), F.lit(names[n])) for n in others]
     columns = F.array_compact(F.array(*unequal)) if unequal else F.array().cast("array<string>")
-    told = pairs.select("kind", _json(identity, names).alias("key"), columns.alias("columns"))
-    merged = told.groupBy("kind", "key").agg(
+    columns_of_keys = pairs.select(
+        "kind", _json(identity, names).alias("key"), columns.alias("columns")
+    )
+    merged = columns_of_keys.groupBy("kind", "key").agg(
         F.array_sort(F.array_distinct(F.flatten(F.collect_list("columns")))).alias("columns")
     )
     return tuple(

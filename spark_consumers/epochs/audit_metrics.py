@@ -13,7 +13,7 @@ class AuditMetrics:
     """Gauges of the last audit of each table, and of how long ago the table was equal."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
         self._lsn, self._age, self._differences, self._unjudged = (
             Gauge(f"slottables_{name}", text, ["table"], registry=registry)
             for name, text in (
@@ -35,12 +35,12 @@ class AuditMetrics:
             )
         )
 
-    def tell(self, findings: Mapping[str, AuditResult]) -> None:
+    def show(self, findings: Mapping[str, AuditResult]) -> None:
         """Take over the results of the last audits, by source table; the series of others go."""
-        for table in self._told - findings.keys():
+        for table in self._shown - findings.keys():
             for gauge in (self._lsn, self._age, self._differences, self._unjudged):
                 gauge.remove(table)
-        self._told = set(findings)
+        self._shown = set(findings)
         for table, found in findings.items():
             since_ms = found.verified_ts_ms or found.first_ts_ms
             self._lsn.labels(table).set(found.verified_lsn)

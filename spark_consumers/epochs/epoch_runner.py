@@ -210,10 +210,10 @@ class EpochRunner:
         self._redo_lsn = None
         self._brought = cut.counts
         self._stage.follow(adopted)
-        told = {*cut.counts, *(self.rebuilds.ready.keys() & adopted.keys())}
-        told -= self.parking.tables.keys()
+        reported = {*cut.counts, *(self.rebuilds.ready.keys() & adopted.keys())}
+        reported -= self.parking.tables.keys()
         ways, found = self._stage.ways, taken.summaries
-        reports = {n: table_report(found.get(self._topic(n)), ways.get(n)) for n in told}
+        reports = {n: table_report(found.get(self._topic(n)), ways.get(n)) for n in reported}
         refused, self.parking.refused = self.parking.refused, {}
         return EpochReport(
             epoch,

@@ -143,7 +143,7 @@ class EventReader:
             ends, settled = self._ends(starts, near, cut.read_ms)
             records = self.records(starts, ends)
             events = changes.events(
-                *(records, after_lsn, cut.commit_lsn, others), counted=counted, whole=self._whole
+                records, after_lsn, cut.commit_lsn, others, counted=counted, whole=self._whole
             )
             events = events.coalesce(self._tasks(starts, ends)).persist(
                 StorageLevel.MEMORY_AND_DISK

@@ -19,7 +19,7 @@ from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.parking import require_none_parked
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.spark_work import watched
-from spark_consumers.epochs.stream import Stream, tell_behind
+from spark_consumers.epochs.stream import Stream, show_behind
 from spark_consumers.epochs.wait_page import KafkaLook, wait_page
 from spark_consumers.failures import FOREIGN, ExecutorsLostError, translated
 from spark_consumers.iceberg import catalog, sums
@@ -57,15 +57,15 @@ def run_epochs(
         deadline_ms = tables.progress_deadline_ms + tables.trigger_interval_ms
         metrics.health.expect(deadline_ms / 1000)
     stack = contextlib.ExitStack()
-    tell = _traced(report, settings, metrics, stack)
-    tell = _with_lineage(tell, spark, settings, metrics, stack)
+    report = _traced(report, settings, metrics, stack)
+    report = _with_lineage(report, spark, settings, metrics, stack)
     losses = 0
 
     def done(found: EpochReport) -> None:
         nonlocal losses
         losses = 0
         metrics.done(found)
-        tell(found)
+        report(found)
 
     with stack:
         stack.callback(metrics.health.failed, "`slottables run` has ended")
@@ -147,15 +147,15 @@ def _with_lineage(
     lineage = Lineage(kafka, settings.shaping, space, locate, metrics.lineage_events)
     stack.callback(lineage.close)
 
-    def told(found: EpochReport) -> None:
+    def with_lineage(found: EpochReport) -> None:
         try:
-            lineage.tell(found)
+            lineage.report(found)
         except FOREIGN as error:  # the catalog did not say where a table's files are
             failure = translated(error, "report lineage")
             log.warning("an epoch was not reported to OpenLineage", error=str(failure))
         report(found)
 
-    return told
+    return with_lineage
 
 
 def _follow(
@@ -170,7 +170,7 @@ def _follow(
 ) -> dict[str, ParkedTable]:
     """Run epochs until there is a reason to stop; return the tables that are parked then."""
     runner = EpochRunner(spark, settings)
-    tell_behind(metrics, runner)
+    show_behind(metrics, runner)
     metrics.begun(runner.record, [name for name in runner.states if not sums.is_sums(name)])
     lsn = runner.record.commit_lsn
     log.info(

@@ -65,15 +65,15 @@ class Lineage:
         self._thread = threading.Thread(target=self._send, name="openlineage", daemon=True)
         self._thread.start()
 
-    def tell(self, report: EpochReport) -> None:
+    def report(self, report: EpochReport) -> None:
         """Have START and COMPLETE sent of each table's part in an epoch; FAIL of a refused one."""
         for name, table in sorted(report.tables.items()):
-            self._tell(self._events(name, table, report))
+            self._queue(self._events(name, table, report))
         for name in sorted(report.refused):
             nothing = TableReport(0, 0, 0, 0)
-            self._tell(self._events(name, nothing, report, RunState.FAIL))
+            self._queue(self._events(name, nothing, report, RunState.FAIL))
 
-    def _tell(self, events: Iterator[RunEvent]) -> None:
+    def _queue(self, events: Iterator[RunEvent]) -> None:
         for event in events:
             try:
                 self._waiting.put_nowait(event)

@@ -59,7 +59,7 @@ class Metrics:
             "Bytes of WAL between the tables' commit LSN and the last transaction that was read. "
             "NaN: not known yet.",
         )
-        self._tell_build()
+        self._show_build()
         self._gauge(
             "lag_seconds",
             "Seconds since the commit of the oldest transaction that the tables lack, parked ones "
@@ -116,7 +116,7 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _tell_build(self) -> None:
+    def _show_build(self) -> None:
         build = Gauge(
             "slottables_build_info",
             "1, with the version of slottables and of Python.",
@@ -146,7 +146,7 @@ class Metrics:
         """Record the last epoch at the start, as `_epochs` tells it, and the tables there are."""
         self._epoch.set(record.epoch)
         self._lsn.set(max(record.commit_lsn, 0))
-        # The offset is told once the topic is known to be the one that the tables have read.
+        # The offset is parked once the topic is known to be the one that the tables have read.
         self.state.commit_lsn, self.state.offset = record.commit_lsn, 0
         for name in tables:
             self._tables.rows.labels(name)
@@ -157,8 +157,8 @@ class Metrics:
 
         `late`: source table -> the commit LSN of its last epoch. Only waits name them.
         """
-        told = {name: late_described(lsn) for name, lsn in late.items()}
-        self.state.parked = told | {n: found.parked.described() for n, found in tables.items()}
+        parked = {name: late_described(lsn) for name, lsn in late.items()}
+        self.state.parked = parked | {n: found.parked.described() for n, found in tables.items()}
         self.health.remark = self._tables.parked(tables)
 
     def done(self, report: EpochReport) -> None:
@@ -205,7 +205,7 @@ class Metrics:
 
     def audited(self, findings: Mapping[str, AuditResult]) -> None:
         """Record what the last audit of each source table found."""
-        self._audits.tell(findings)
+        self._audits.show(findings)
 
     def waiting(self, since_ms: int, lag_bytes: int) -> None:
         """Record the lag: the oldest waiting transaction's commit time (0: none) and the bytes."""

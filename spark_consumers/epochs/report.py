@@ -81,7 +81,10 @@ def table_report(summary: "TopicSummary | None", way: str | None) -> TableReport
     if summary is None:
         return TableReport(0, 0, 0, 0)
     return TableReport(
-        *(summary.rows, summary.events, summary.late + summary.duplicates, summary.lsn_max),
+        summary.rows,
+        summary.events,
+        summary.late + summary.duplicates,
+        summary.lsn_max,
         way=way or "",
     )
 

@@ -44,7 +44,7 @@ class _EndedError(Exception):
     """The error that Spark gets when a micro-batch fails: without values and causes."""
 
 
-def tell_behind(metrics: Metrics, runner: EpochRunner) -> None:
+def show_behind(metrics: Metrics, runner: EpochRunner) -> None:
     """Let metrics and waits know which tables stay behind the record of epochs."""
     record, states = runner.record, runner.states
     dropped = [name for name in record.tables if name not in states and runner.follows(name)]
@@ -95,7 +95,7 @@ class Stream:
         """
         if not self._await_topic(until_idle_s, once=once):
             return
-        self._tell_tables({})
+        self._show_tables({})
         listener = BatchListener(self._name, self._metrics)
         self._spark.streams.addListener(listener)
         try:
@@ -135,7 +135,7 @@ class Stream:
         taken = self._take_checkpoint(offset)
         read_to = self._runner.offset
         self._read_to = offset if read_to is None else read_to
-        self._tell_read()
+        self._show_read()
         settings = self._settings
         source = self._spark.readStream.format("kafka").options(**self._runner.topic.options())
         source = source.option("startingOffsets", self._runner.topic.at(offset))
@@ -190,14 +190,14 @@ class Stream:
             while self._bring():
                 pass
             self._read_to = end
-            self._tell_read()
+            self._show_read()
         except BaseException as error:
             if not isinstance(error, _EndedError):
                 self._failure = error
             # Spark logs what it gets, and an error may name values.
             raise _EndedError("slottables ends this micro-batch, and says why itself") from None
 
-    def _tell_read(self) -> None:
+    def _show_read(self) -> None:
         """Let waits for the tables know how far they are, unless an epoch is yet to be made.
 
         Without a record of epochs that is one which reads all tables again.
@@ -227,22 +227,22 @@ class Stream:
 
     def _step(self) -> bool:
         """Bring the next epoch, if there is one; whether there was. Call it with `_working`."""
-        self._tell_rebuilds()
+        self._show_rebuilds()
         done = self._runner.step()
         self._metrics.waiting(*self._runner.waiting())
         self._metrics.health.worked()
-        self._tell_rebuilds()
+        self._show_rebuilds()
         if done is not None:
-            self._tell_tables(self._runner.parking.seconds)
+            self._show_tables(self._runner.parking.seconds)
             self._report(done)
             self._maintain()
         return done is not None
 
-    def _tell_rebuilds(self) -> None:
+    def _show_rebuilds(self) -> None:
         self._metrics.rebuilding(self._runner.rebuilds.progress(self._runner.states))
-        tell_behind(self._metrics, self._runner)
+        show_behind(self._metrics, self._runner)
 
-    def _tell_tables(self, seconds: Mapping[str, float]) -> None:
+    def _show_tables(self, seconds: Mapping[str, float]) -> None:
         """Let the metrics have how far each table is; `seconds`: of their parts of an epoch."""
         parked = self._runner.parking.tables.items()
         lsns = {n: s.commit_lsn for n, s in self._runner.states.items() if not sums.is_sums(n)}
@@ -254,14 +254,14 @@ class Stream:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_EVERY_S
-        self._tell_filling()
+        self._show_filling()
         try:
             self._metrics.audited(self._audits.findings(self._spark))
         except FOREIGN as error:
             failure = translated(error, "read the results of audits")
             log.warning("the metrics of audits are out of date", error=str(failure))
 
-    def _tell_filling(self) -> None:
+    def _show_filling(self) -> None:
         if self._snapshots is None:
             return
         filling = []
@@ -320,7 +320,7 @@ class Stream:
         if not self._runner.works_alone:
             return False
         self._step()
-        self._tell_read()
+        self._show_read()
         return True
 
     def _finish(self, query: StreamingQuery) -> None:

@@ -60,10 +60,10 @@ class TableMetrics:
 
     def reached(self, lsns: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Record how far each table is, and how long their parts of an epoch took."""
-        for gauge, told in ((self._lsn, self._placed), (self._seconds, self._timed)):
-            for name in told - lsns.keys():
+        for gauge, shown in ((self._lsn, self._placed), (self._seconds, self._timed)):
+            for name in shown - lsns.keys():
                 gauge.remove(name)
-            told &= lsns.keys()
+            shown &= lsns.keys()
         for name, lsn in lsns.items():
             self._lsn.labels(name).set(max(lsn, 0))
             self._placed.add(name)
@@ -75,8 +75,8 @@ class TableMetrics:
         """Record which tables are parked; return them as a text, "" for none."""
         self._parked.clear()
         for name, found in tables.items():
-            told = found.parked.described()
-            self._parked.labels(name, *(told[label] for label in _PARKED_LABELS)).set(1)
+            labels = found.parked.described()
+            self._parked.labels(name, *(labels[label] for label in _PARKED_LABELS)).set(1)
         names = (f"{n} (has {p.parked.described()['has']})" for n, p in sorted(tables.items()))
         return f"parked: {', '.join(names)}" if tables else ""
 

@@ -46,16 +46,14 @@ def maintain_all(
                 _require_known(spark, state)
             recorded = recorded_of(records, state.source)
             yield maintain(
-                *(spark, settings, state), orphans=orphans, recorded=recorded, compacted=compacted
+                spark, settings, state, orphans=orphans, recorded=recorded, compacted=compacted
             )
         except (*FOREIGN, SetupError) as error:
             yield _failed(error, state.source)
     quarantine = catalog.identifier(ledger.namespace, QUARANTINE)
     try:
         if spark.catalog.tableExists(quarantine):
-            yield maintain_without_epochs(
-                *(spark, settings, QUARANTINE, quarantine), orphans=orphans
-            )
+            yield maintain_without_epochs(spark, settings, QUARANTINE, quarantine, orphans=orphans)
     except (*FOREIGN, SetupError) as error:
         yield _failed(error, QUARANTINE)
 

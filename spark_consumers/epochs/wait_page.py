@@ -149,7 +149,7 @@ class _Look:
         known = query.timeline is None or (kafka is not None and kafka.timeline >= query.timeline)
         asked = kafka is not None or self._kafka.failure or time.monotonic() >= self._answered_by
         if known and asked and _have(self._tables, query.lsn, self._target):
-            return 200, _told(query, self._tables, kafka)
+            return 200, _page(query, self._tables, kafka)
         return None
 
 
@@ -170,11 +170,11 @@ def _have(tables: TablesState, lsn: int, target: int | None) -> bool:
     return tables.commit_lsn >= lsn or (target is not None and tables.offset >= target)
 
 
-def _told(query: WaitQuery, tables: TablesState, kafka: KafkaState | None) -> dict[str, Any]:
+def _page(query: WaitQuery, tables: TablesState, kafka: KafkaState | None) -> dict[str, Any]:
     return {
         "lsn": format_lsn(query.lsn),
         "in": "tables",
         "reached": format_lsn(max(0, tables.commit_lsn or 0)),
         "timeline": None if kafka is None else kafka.timeline,
-        "parked": {name: dict(told) for name, told in tables.parked.items()},
+        "parked": {name: dict(parked) for name, parked in tables.parked.items()},
     }

@@ -71,12 +71,15 @@ def events(
     return (
         records.where("value IS NOT NULL")
         .selectExpr(
-            *(*PLACE_COLUMNS, "CAST(key AS string) AS key", "CAST(value AS string) AS value"),
+            *PLACE_COLUMNS,
+            "CAST(key AS string) AS key",
+            "CAST(value AS string) AS value",
             "placeholder_values",
         )
         .selectExpr("*", f"from_json(value, {literal(_VALUE)}) AS event")
         .selectExpr(
-            *(*PLACE_COLUMNS, "key"),
+            *PLACE_COLUMNS,
+            "key",
             "value" if whole else _HEAD_OF_OTHERS,
             "CASE WHEN event.op = 'd' THEN event.before ELSE event.after END AS image",
             f"{mentions_unavailable('value')} AS unchanged",

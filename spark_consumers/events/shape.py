@@ -145,7 +145,7 @@ def filled(before: Shape, after: Shape) -> dict[str, str]:
     return {name: text for name, text in after.missing if name not in there}
 
 
-def untold(before: Shape, after: Shape) -> Sequence[str]:
+def unsent_columns(before: Shape, after: Shape) -> Sequence[str]:
     """Return the columns of whose values in the rows that were there no event tells.
 
     Also those that an event between the two has added, which the compacted topic has lost.
@@ -162,8 +162,8 @@ def survivors_of(before: Shape, after: Shape) -> dict[str, str]:
     """
     if before.another_table(after):
         return {name: name for name in before.names if name in after.names}
-    told = {*dict(after.missing), *after.unsent}
-    return survivors(before.numbered(), after.numbered(), added=after.added, not_renamed=told)
+    known = {*dict(after.missing), *after.unsent}
+    return survivors(before.numbered(), after.numbered(), added=after.added, not_renamed=known)
 
 
 def replacements(shapes: Sequence[Shape]) -> list[CommitPosition]:

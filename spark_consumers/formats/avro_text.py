@@ -145,8 +145,14 @@ class _Writers:
             if kind["type"] == "map":
                 return {UNAVAILABLE: UNAVAILABLE}
             return [{"key": at, "value": code} for at, code in enumerate(UNAVAILABLE.encode())]
-        told = {"string": UNAVAILABLE, "bytes": UNAVAILABLE.encode()}
-        return 0 if kind in _NUMBERS else told[kind] if kind in told else self._unavailable[kind]
+        placeholders = {"string": UNAVAILABLE, "bytes": UNAVAILABLE.encode()}
+        return (
+            0
+            if kind in _NUMBERS
+            else placeholders[kind]
+            if kind in placeholders
+            else self._unavailable[kind]
+        )
 
 
 def _kind(schema: Any) -> str:

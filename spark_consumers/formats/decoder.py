@@ -46,8 +46,8 @@ class Decoder:
         try:
             return None if key is None else self._json(key), self._json(value)
         except UnreadableRecord as error:
-            told = error.message
-            return None if key is None else _unreadable(key, told), _unreadable(value, told)
+            why = error.message
+            return None if key is None else _unreadable(key, why), _unreadable(value, why)
 
     def _json(self, data: bytes) -> bytes:
         if data[:1] != wire.MAGIC:
@@ -74,5 +74,5 @@ class Decoder:
 
 
 def _unreadable(data: bytes, why: str) -> bytes:
-    told = {"slotbridge": "unreadable", "why": why, "base64": b64encode(data).decode("ascii")}
-    return json.dumps(told).encode()
+    document = {"slotbridge": "unreadable", "why": why, "base64": b64encode(data).decode("ascii")}
+    return json.dumps(document).encode()

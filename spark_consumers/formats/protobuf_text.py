@@ -100,8 +100,8 @@ class _Writers:
         def written(found: Message) -> str:
             texts = [
                 label
-                + (write(getattr(found, name)) if not told or found.HasField(name) else "null")
-                for label, name, told, write in parts
+                + (write(getattr(found, name)) if not optional or found.HasField(name) else "null")
+                for label, name, optional, write in parts
             ]
             return f"{{{','.join(texts)}}}"
 
@@ -124,7 +124,7 @@ class _Writers:
         if inner is None or inner.json_name != "value":
             write_items = json_forms.list_of(self.of(kind))
             return lambda found: write_items(getattr(found, name))
-        value, told, write = self._reading(inner)
+        value, optional, write = self._reading(inner)
         is_plain = inner.type not in (inner.TYPE_MESSAGE, inner.TYPE_STRING, inner.TYPE_BYTES)
         listed = json_forms.list_of_plain if is_plain else json_forms.list_of
         write_items = listed(json_forms.or_null(write))
@@ -132,7 +132,7 @@ class _Writers:
         def written(found: Any) -> str:
             return write_items(
                 [
-                    getattr(item, value) if not told or item.HasField(value) else None
+                    getattr(item, value) if not optional or item.HasField(value) else None
                     for item in getattr(found, name)
                 ]
             )
@@ -144,12 +144,12 @@ class _Writers:
         key, value = entries.message_type.fields
         textual = key.type == key.TYPE_STRING
         key_name, _, write_key = self._reading(key)
-        value_name, told, write_value = self._reading(value, short=not textual)
+        value_name, optional, write_value = self._reading(value, short=not textual)
 
         def written(found: Any) -> str:
             texts = []
             for entry in getattr(found, name):
-                there = not told or entry.HasField(value_name)
+                there = not optional or entry.HasField(value_name)
                 text = write_value(getattr(entry, value_name)) if there else "null"
                 first = write_key(getattr(entry, key_name))
                 texts.append(f"{first}:{text}" if textual else f"[{first},{text}]")

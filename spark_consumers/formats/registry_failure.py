@@ -1,4 +1,4 @@
-"""A failure of the schema registry, told by an executor through an error of Spark. Pure."""
+"""A failure of the schema registry, encoded by an executor through an error of Spark. Pure."""
 
 import json
 from typing import Final
@@ -16,10 +16,10 @@ def failure_text(error: SlotbridgeError) -> str:
 
 def failure_in(text: str, operation: str) -> SlotbridgeError | None:
     """Return the error that `failure_text` wrote somewhere in what Spark says, None without one."""
-    _, mark, told = text.partition(f"{_MARK} ")
+    _, mark, encoded = text.partition(f"{_MARK} ")
     if not mark:
         return None
-    fields, _ = json.JSONDecoder().raw_decode(told)
+    fields, _ = json.JSONDecoder().raw_decode(encoded)
     code = ExitCode(fields.pop("exit_code"))
     kind = Retryable if code == ExitCode.REGISTRY_UNREACHABLE else SetupError
     return kind(fields.pop("message"), operation=operation, exit_code=code, **fields)

@@ -158,9 +158,9 @@ def latest_of_epoch(table: Any, snapshot: int, epoch: int) -> int:
     while current is not None:
         if int(current.snapshotId()) == snapshot:
             return snapshot if found is None else found
-        told = summary_of(current)
+        summary = summary_of(current)
         # What a rebuild wrote is of no epoch: it became the table later.
-        number = sys.maxsize if REBUILD in told else int(told.get(EPOCH, -1))
+        number = sys.maxsize if REBUILD in summary else int(summary.get(EPOCH, -1))
         if number > epoch:
             found = None
         elif found is None:

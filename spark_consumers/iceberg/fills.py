@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from schemas.tables import TablesSettings
 from spark_consumers.events.columns import ColumnShape, typed
-from spark_consumers.events.shape import Shape, filled, untold
+from spark_consumers.events.shape import Shape, filled, unsent_columns
 from spark_consumers.iceberg.layout import Layout
 from spark_consumers.sql import literal, quoted
 
@@ -94,7 +94,7 @@ def warn_unfilled(table: str, fills: Iterable[str]) -> None:
 
 def warn_unsent(before: Shape, shape: Shape, changed: Iterable[str]) -> None:
     """Log that values of added or changed columns are in no event, if the shapes say so."""
-    unsent = untold(before, shape)
+    unsent = unsent_columns(before, shape)
     columns = [name for name in changed if name in unsent]
     if columns:
         log.warning(

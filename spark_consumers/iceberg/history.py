@@ -93,8 +93,8 @@ def _without_restated(
 
     That version is of the event before, or the one in the table, and no truncate has ended it.
     """
-    told = ", ".join(f"c{field.source_index}" for field in layout.fields)
-    before = f"lag(struct(op, commit_lsn, seq, {told})) OVER ({_window(layout)}) AS before"
+    columns = ", ".join(f"c{field.source_index}" for field in layout.fields)
+    before = f"lag(struct(op, commit_lsn, seq, {columns})) OVER ({_window(layout)}) AS before"
     joined = rows.selectExpr("*", before).join(table, F.expr(_same_key(layout)), "left")
     same_event, same_row = (
         " AND ".join(

@@ -142,11 +142,11 @@ class Tables:
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.place()}")
 
     def states(
-        self, spark: SparkSession, told: Callable[[], None] | None = None
+        self, spark: SparkSession, progress: Callable[[], None] | None = None
     ) -> dict[str, State]:
         """Return source table (`schema.table`) -> the state of its Iceberg table.
 
-        `told` is called after each table. Tables that Iceberg can't load are left out.
+        `progress` is called after each table. Tables that Iceberg can't load are left out.
         """
         self.unreadable = {}
         if not spark.catalog.databaseExists(self.place()):
@@ -165,8 +165,8 @@ class Tables:
                 continue
             if state is not None:
                 found[state.source] = state
-            if told is not None:
-                told()
+            if progress is not None:
+                progress()
         return found
 
     def unreadable_of(self, names: Iterable[str]) -> dict[str, SlotbridgeError]:
@@ -214,7 +214,12 @@ class Tables:
             )
         layout = replace(layout, kept=kept)
         return OpenTable(
-            *(identifier, layout, state.commit_lsn, False, replaced, state.large),
+            identifier,
+            layout,
+            state.commit_lsn,
+            False,
+            replaced,
+            state.large,
             incomplete=state.note.incomplete,
             seen_lsn=state.seen_lsn,
             fills=fills,

@@ -119,7 +119,7 @@ def _refusal_passes(error: BaseException) -> bool:
     return failure.code() in _NO_LEADER or (failure.code() > 0 and passing(failure))
 
 
-def _tell_silence(attempt: tenacity.RetryCallState) -> None:
+def _log_silence(attempt: tenacity.RetryCallState) -> None:
     error = attempt.outcome and attempt.outcome.exception()
     log.warning("Kafka does not answer: asking again", error=str(error))
 
@@ -202,7 +202,7 @@ class TopicOffsets:
             retry=tenacity.retry_if_exception_type(Retryable),
             wait=tenacity.wait_fixed(_PAUSE_S),
             stop=tenacity.stop_after_delay(self._patience_s),
-            before_sleep=_tell_silence,
+            before_sleep=_log_silence,
             reraise=True,
         )
 
@@ -219,10 +219,10 @@ class TopicOffsets:
         for topic, future in asked.items():
             self._ids.pop(topic, None)
             try:
-                told = _answer(future, topic)
-                parts = told.partitions
-                if str(told.topic_id) != _NO_ID:
-                    self._ids[topic] = str(told.topic_id)
+                description = _answer(future, topic)
+                parts = description.partitions
+                if str(description.topic_id) != _NO_ID:
+                    self._ids[topic] = str(description.topic_id)
             except KafkaException as error:
                 if error.args[0].code() not in _NO_TOPIC:
                     raise kafka_failure(error, topic) from error

@@ -80,7 +80,7 @@ class SmallTopicTail:
         self.id = ""
         """Kafka's id of the topic that is read, "" while it is not known."""
         self._hint = _READ_ANEW_HINT
-        self._told = False
+        self._warned = False
 
     def close(self) -> None:
         """Close the connections to the broker."""
@@ -138,8 +138,8 @@ class SmallTopicTail:
                 subject=self.topic,
                 hint=self._hint,
             )
-        if not found and (self.id or self._at) and not self._told:
-            self._told = True
+        if not found and (self.id or self._at) and not self._warned:
+            self._warned = True
             log.warning(
                 "not judged: whether the topic was deleted and created again",
                 topic=self.topic,

@@ -51,7 +51,7 @@ class TransactionTopic:
         self._traced = traced
         self._follows = follows
         self._names: dict[str, bool] = {}
-        self._told = False
+        self._warned = False
 
     def exists(self) -> bool:
         """Tell whether the bridge has made the topic. Raise SetupError where its order is lost."""
@@ -130,8 +130,8 @@ class TransactionTopic:
         return found or known_id
 
     def _not_judged(self, why: str) -> None:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning(
                 "not judged: whether the topic was deleted and created again since the last epoch",
                 topic=self.name,
@@ -214,7 +214,9 @@ def ends(records: DataFrame, after_lsn: int) -> DataFrame:
         # A record without value ends a transaction that hangs, and means nothing.
         records.where("value IS NOT NULL")
         .selectExpr(
-            *("partition", "offset", "unix_millis(timestamp) AS read_ms"),
+            "partition",
+            "offset",
+            "unix_millis(timestamp) AS read_ms",
             f"from_json(CAST(value AS string), '{_END}') AS found",
             f"{trace} AS trace",
         )

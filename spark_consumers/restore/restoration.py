@@ -203,13 +203,20 @@ class _Restoring:
                 for table in tables:
                     self._require_equal(target, table)
         return Restoration(
-            *(epoch.epoch, epoch.commit_lsn, epoch.commit_ts_ms, commit_lsn),
+            epoch.epoch,
+            epoch.commit_lsn,
+            epoch.commit_ts_ms,
+            commit_lsn,
             last_lsn=epochs[-1].commit_lsn,
             dry_run=dry_run,
             tables=tuple(
                 Restored(
-                    *(table.name, rows, columns, as_text),
-                    *(table.lacks_events, table.within_snapshot),
+                    table.name,
+                    rows,
+                    columns,
+                    as_text,
+                    table.lacks_events,
+                    table.within_snapshot,
                     *self._hidden(table.layout),
                     self._naming.filtered(*schema_and_table(table.name)),
                 )

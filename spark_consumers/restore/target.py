@@ -203,7 +203,9 @@ def opened(conninfo: str, *, keep: bool) -> Iterator[Target]:
     """
     try:
         with postgres.connected(
-            *(conninfo, "the target", OPERATION),
+            conninfo,
+            "the target",
+            OPERATION,
             hint="check --into and that the server accepts connections",
             grant="let the role of --into create schemas and tables, or make the schemas first",
             timeout_s=_TIMEOUT_S,

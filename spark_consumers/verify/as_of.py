@@ -101,8 +101,8 @@ class _Witness:
             return "there is no Iceberg table of it"
         if self._is_changelog(state):
             return CHANGELOG
-        told = self._shapes.upto(name, epoch.commit_lsn)
-        return "" if told else f"{self._shapes.topic} does not tell its columns then"
+        shapes = self._shapes.upto(name, epoch.commit_lsn)
+        return "" if shapes else f"{self._shapes.topic} does not tell its columns then"
 
     def _is_changelog(self, state: State) -> bool:
         rule = rule_of(self._settings, *schema_and_table(state.source))
@@ -147,14 +147,14 @@ class _Witness:
         wanted = {topic: Wanted(state.source, 0)}
         taken = self._reader.read(Cut(epoch.commit_lsn, 0), NEVER, wanted, {}, _require_first)
         try:
-            left = self._told(taken, topic, shapes).select(
+            left = self._as_of_shapes(taken, topic, shapes).select(
                 *(F.col(f"c{f.source_index}").alias(f"c{n}") for n, f in enumerate(layout.fields))
             )
             return compared(state.source, state.identifier, left, right, names, key, examples_max)
         finally:
             taken.events.unpersist()
 
-    def _told(self, taken: Taken, topic: str, shapes: list[Shape]) -> DataFrame:
+    def _as_of_shapes(self, taken: Taken, topic: str, shapes: list[Shape]) -> DataFrame:
         """Return the rows that Kafka's events leave, in columns c0, c1 and so on."""
         summary = taken.summaries.get(topic, TopicSummary(topic))
         own = changes.own_events(taken.events, topic)

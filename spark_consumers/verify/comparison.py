@@ -99,8 +99,8 @@ def verify_lines(found: Sequence[TableComparison], *, as_json: bool) -> Iterator
     unknown = next((one.source_not_judged for one in found), "")
     if as_json:
         tables = [asdict(one) | {"equal": one.equal} for one in found]
-        told = {"equal": verified(found) == ExitCode.OK, "source_not_judged": unknown}
-        yield json.dumps(told | {"tables": tables})
+        document = {"equal": verified(found) == ExitCode.OK, "source_not_judged": unknown}
+        yield json.dumps(document | {"tables": tables})
         return
     if unknown:
         yield f"the source is not judged: {unknown}"

@@ -102,9 +102,9 @@ def was_committed(
         confirmed_lsn = 0
     recorded = last.end_lsn if last is not None else 0
     announced = max(recorded, last.ahead_lsn) if last is not None else 0
-    told = hanging is not None and not hanging.seq and confirmed_lsn >= hanging.end_lsn
+    confirmed = hanging is not None and not hanging.seq and confirmed_lsn >= hanging.end_lsn
     return (
-        told
+        confirmed
         or origin_lsn > recorded
         or confirmed_lsn > announced
         or any(not has(last, position) for position in shown)

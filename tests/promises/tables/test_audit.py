@@ -300,7 +300,7 @@ def test_what_is_not_judged_and_what_is_refused(
             if table != "public.items" and not done:
                 done.append(connection.execute(b"TRUNCATE items"))
 
-        work = Audit(pipeline.spark, pipeline.settings, stop=threading.Event(), told=truncate)
+        work = Audit(pipeline.spark, pipeline.settings, stop=threading.Event(), progress=truncate)
         found = {one.table: one for one in work.run()}
         assert done and found["public.items"].reason.startswith("the table was rewritten")
         assert found["public.types"].verdict == "equal"
@@ -457,7 +457,7 @@ def test_rows_from_before_the_slot_that_were_not_sent(
             if table != "public.parts" and not detached:
                 detached.append(connection.execute(b"ALTER TABLE parts DETACH PARTITION p2"))
 
-        work = Audit(pipeline.spark, pipeline.settings, stop=threading.Event(), told=detach)
+        work = Audit(pipeline.spark, pipeline.settings, stop=threading.Event(), progress=detach)
         found = {one.table: one for one in work.run(["public.floats", "public.parts"])}
         assert detached and found["public.parts"].reason.startswith("its partitions changed")
 

@@ -73,7 +73,7 @@ def test_both_engines_hash_alike(
             row_filter="id <> 7",
             busy_percent=100,
             stop=threading.Event(),
-            told=lambda done, _pages: told.append(done),
+            progress=lambda done, _pages: told.append(done),
         )
         source = scan.buckets(columns, layers, [0], 64)
         alone = {  # by column, so that a failure names it

@@ -115,7 +115,7 @@ def test_an_epoch_that_is_brought_again_is_the_same_run(
         monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "ours")
         for number, ts_ms in ((1, 20), (1, 10), (2, 30)):  # another table had its part already
             one = teller(outcomes)
-            one.tell(told(number, ts_ms))
+            one.report(told(number, ts_ms))
             one.close()
     runs = [event["run"]["runId"] for event in events]
     assert len(set(runs[:4])) == 1
@@ -134,7 +134,7 @@ def test_a_receiver_that_never_answers_delays_nothing(
         monkeypatch.setenv("OPENLINEAGE_URL", url)
         one = teller(outcomes)
         for number in range(50):
-            one.tell(told(number))
+            one.report(told(number))
         one.close()
         dropped, failed = (outcomes.labels(name)._value.get() for name in ("dropped", "failed"))
     # Four wait, and one or none is being sent; a slow machine may have given up some of these.

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from schemas.errors import OperatorNeeded
 from schemas.events import schema_topic
 from spark_consumers.epochs.metrics import Metrics
-from spark_consumers.epochs.stream import tell_behind
+from spark_consumers.epochs.stream import show_behind
 from spark_consumers.iceberg import catalog
 from spark_consumers.operations import Operator
 from tests.marks import long_but
@@ -168,7 +168,7 @@ def test_sums_that_the_settings_left_out_for_a_while_are_computed_anew(
     pipeline.set_tables(sums={})
     pipeline.restart()
     metrics = Metrics()
-    tell_behind(metrics, pipeline.runner)
+    show_behind(metrics, pipeline.runner)
     assert not metrics.state.parked, "nobody wants them"
     both(pipeline, 3)
     pipeline.set_tables(sums=settings)

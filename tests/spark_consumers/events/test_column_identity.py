@@ -12,7 +12,7 @@ from schemas.schema_events import Column, SchemaEvent
 from schemas.tables import TablesSettings
 from services.bridge.events.missing_values import MissingValues, missing_values, renumbered
 from services.postgres.stored_columns import StoredColumn, StoredColumns, StoredPublication
-from spark_consumers.events.shape import Shape, filled, survivors_of, untold
+from spark_consumers.events.shape import Shape, filled, survivors_of, unsent_columns
 from spark_consumers.iceberg.evolution import needed
 from spark_consumers.iceberg.layout import layout_of
 from tests.spark_consumers.events.test_shape import renamed
@@ -162,7 +162,7 @@ def test_columns_are_followed_by_their_numbers(
     shapes = Shape.from_event(before), Shape.from_event(after)
     assert changes(*shapes) == (renames, adds)
     assert filled(*shapes) == {n: c.missing for n, c in catalog.items() if c.missing}
-    assert list(untold(*shapes)) == []
+    assert list(unsent_columns(*shapes)) == []
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_column_list_that_has_another_column_is_not_a_rename() -> None:
     assert (after.missing, after.unsent) == ({}, ["b"])
     shapes = Shape.from_event(before), Shape.from_event(after)
     assert survivors_of(*shapes) == {"id": "id"}
-    assert list(untold(*shapes)) == ["b"]
+    assert list(unsent_columns(*shapes)) == ["b"]
 
 
 def test_a_column_that_is_dropped_and_added_again_in_its_place_is_another_one() -> None:

@@ -12,7 +12,7 @@ from spark_consumers.events.shape import (
     Shape,
     filled,
     survivors_of,
-    untold,
+    unsent_columns,
 )
 from spark_consumers.iceberg.evolution import needed, retyped
 from spark_consumers.iceberg.fills import Fill, wanted
@@ -61,10 +61,10 @@ def test_a_column_of_an_event_that_the_topic_has_lost_is_untold() -> None:
 
     first = Shape.from_event(table("id", "a").shape_event(0))
     last = event("id", "a", "c", "d", former="id a c", missing={"d": 6})
-    assert (untold(first, last), filled(first, last)) == (["c"], {"d": "6"})
-    assert untold(event("id", "a", "c", former="id a"), last) == []
-    assert untold(first, event("id", "a", "d", former="id a c")) == ["d"]
-    assert untold(first, event("id", "b", former="id a")) == []
+    assert (unsent_columns(first, last), filled(first, last)) == (["c"], {"d": "6"})
+    assert unsent_columns(event("id", "a", "c", former="id a"), last) == []
+    assert unsent_columns(first, event("id", "a", "d", former="id a c")) == ["d"]
+    assert unsent_columns(first, event("id", "b", former="id a")) == []
 
 
 def test_null_takes_back_fills_that_were_noted() -> None:
