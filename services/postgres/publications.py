@@ -77,6 +77,7 @@ def publication_statement(
 class Members:
     """The members of a publication: single tables, (schema, table) each, whole schemas, or all.
 
+    `excepted`: of one for all tables, those that it leaves out (EXCEPT, PostgreSQL 19).
     `publishes_old_rows`: it publishes updates or deletes, which need a replica identity.
     """
 
@@ -84,6 +85,7 @@ class Members:
     tables: Mapping[tuple[str, str], TableOptions]
     schemas: tuple[str, ...]
     publishes_old_rows: bool
+    excepted: frozenset[tuple[str, str]] = frozenset()
 
 
 def members(connection: Connection, publication: str) -> Members | None:
@@ -98,7 +100,21 @@ def members(connection: Connection, publication: str) -> Members | None:
     if row is None:
         return None
     tables = published_options(connection, publication)
-    return Members(row[0], tables, tuple(row[2]), row[1])
+    excepted = connection.execute(_EXCEPTED, [publication]).fetchall() if row[0] else []
+    return Members(row[0], tables, tuple(row[2]), row[1], frozenset(excepted))
+
+
+_EXCEPTED: LiteralString = (
+    """
+    WITH RECURSIVE chosen AS (
+      SELECT oid FROM pg_publication WHERE pubname = %s
+    ), excepted (relid) AS ("""  # noqa: S608 - our own words
+    + EXCEPTED
+    + """)
+    SELECT n.nspname::text, c.relname::text
+      FROM excepted JOIN pg_class c ON c.oid = relid JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+)
 
 
 def schema_tables(

@@ -1,4 +1,4 @@
-"""Names of PostgreSQL's built-in types by oid: pg_type of 18.6, oids below 10000, no row types.
+"""Names of PostgreSQL's built-in types by oid: pg_type of 19, oids below 10000, no row types.
 
 pgoutput describes only types that are not built in; built-in oids never change between versions.
 Pure.
@@ -50,6 +50,7 @@ TYPE_NAMES: Final[dict[int, str]] = {
     5039: "_pg_snapshot", 5069: "xid8", 5077: "anycompatible", 5078: "anycompatiblearray",
     5079: "anycompatiblenonarray", 5080: "anycompatiblerange", 6150: "_int4multirange",
     6151: "_nummultirange", 6152: "_tsmultirange", 6153: "_tstzmultirange",
-    6155: "_datemultirange", 6157: "_int8multirange",
+    6155: "_datemultirange", 6157: "_int8multirange", 6437: "oid8", 6442: "_oid8",
+    6490: "regdatabase", 6491: "_regdatabase",
 }
 # fmt: on

@@ -24,8 +24,8 @@ RECORD_BYTES_MIN: Final = 34
 _PAGE = struct.Struct("<HHIQ")
 _PAGE_HEADER_BYTES: Final = (24, 40)
 _LONG: Final = 2
-_MAGICS: Final = frozenset({0xD116, 0xD118})
-"""Of PostgreSQL 17 and 18; a later one may have other records."""
+_MAGICS: Final = frozenset({0xD116, 0xD118, 0xD122})
+"""Of PostgreSQL 17, 18 and 19; a later one may have other records."""
 _RECORD = struct.Struct("<IIQBBHI")
 _XACT: Final = 1
 _OPERATION, _COMMIT, _COMMIT_PREPARED, _HAS_FLAGS = 0x70, 0x00, 0x30, 0x80

@@ -88,17 +88,23 @@ def publication_differences(
 
 def has_table(members: Members, table: TableName) -> bool:
     """Tell whether a publication contains a table, alone or with others."""
-    return members.all_tables or table[0] in members.schemas or table in members.tables
+    if members.all_tables:
+        return table not in members.excepted
+    return table[0] in members.schemas or table in members.tables
 
 
 def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
-    if seen.members.all_tables:
-        return
-    schemas = sorted({*source.whole_schemas} - {*seen.members.schemas})
+    of_all = seen.members.all_tables
+    schemas = [] if of_all else sorted({*source.whole_schemas} - {*seen.members.schemas})
     lacking = sorted(one for one in source.single_tables if not has_table(seen.members, one))
     if not lacking and not schemas:
         return
     missing = [table for table in lacking if table not in seen.there]
+    command = (
+        f"ALTER PUBLICATION {identifier(seen.name)} SET ALL TABLES, with EXCEPT for others alone"
+        if of_all
+        else _COMMAND
+    )
     create = f"create {_names(missing)}, or correct source.tables; then: " if missing else ""
     named = ", ".join(filter(None, (*(f"{one}.*" for one in schemas), _names(lacking))))
     yield PublicationDifference(
@@ -107,7 +113,7 @@ def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicat
         f"source.tables lists {named}, which it does not have"
         + (f"; there is no table {_names(missing)}" if missing else ""),
         "changes of these tables do not reach Kafka",
-        f"{create}{_COMMAND}",
+        f"{create}{command}",
     )
 
 

@@ -84,6 +84,13 @@ def test_whole_schemas_and_all_tables_are_more_than_a_list() -> None:
     listed = source(tables=["public.a", "other.c"])
     (one,) = found(listed, seen(A, members=Members(True, {}, (), True)))
     assert (one.name, "shaping.include" in one.change) == ("publication-has-more-tables", True)
+    excepted = Members(True, {}, (), True, frozenset([("other", "c")]))
+    lacks, more = found(listed, seen(A, ("other", "c"), members=excepted))
+    assert (lacks.name, "lists other.c, which" in lacks.evidence) == (
+        "publication-lacks-tables",
+        True,
+    )
+    assert "SET ALL TABLES" in lacks.change
     lacks, more = found(listed, seen(A, members=Members(False, {}, ("public",), True)))
     assert "lists other.c, which" in lacks.evidence
     assert "it has public.*, which source.tables does not list" in more.evidence

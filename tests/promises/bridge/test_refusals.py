@@ -193,10 +193,10 @@ def test_a_newer_version_is_told_once_and_not_refused() -> None:
     warn_untried.cache_clear()
     with capture_logs() as logs:
         for _ in range(2):
-            check_server(replace(SERVER, version=190001))
+            check_server(replace(SERVER, version=200001))
         check_server(replace(SERVER, version=180010))
     assert [one["log_level"] for one in logs] == ["warning"]
-    assert "PostgreSQL 19 is newer than 18" in logs[0]["event"]
+    assert "PostgreSQL 20 is newer than 19" in logs[0]["event"]
 
 
 def test_wal_level_and_version() -> None:
