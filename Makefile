@@ -15,12 +15,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test test-long test-long-status test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist release docs docs-serve docs-version generate house \
+.PHONY: help demo test test-long test-long-status postgres-19 test-of quick properties coverage pythons torture league bench check lint types fix hooks lock dist release docs docs-serve docs-version generate house \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
 	  | while IFS='|' read -r target text; do printf '  make %-11s %s\n' "$$target" "$$text"; done
 	@echo 'Needs python3 (3.11 to 3.13); each target first installs the pinned packages that it needs into $(VENV).'
 
@@ -38,6 +38,14 @@ test: $(READY) ## one test of each promise on real PostgreSQL, Kafka and Spark, 
 # In another order and with other random data each time.
 test-long: $(READY) ## all tests: each kill, fault and case, in any order (SHARD=2/6: a sixth of them)
 	@$(ON_SERVERS) --shard $(or $(SHARD),1/1) $(PYTEST_OPTIONS)
+
+# PostgreSQL 19 of Debian experimental, unpacked once (tools/get-postgres.sh): PYTEST_OPTIONS="-m since_19", or all.
+POSTGRES_19 := .cache/postgres-19/root/usr/lib/postgresql/19/bin
+$(POSTGRES_19)/postgres:
+	@tools/get-postgres.sh 19 $(CURDIR)/.cache/postgres-19
+	@chmod a+rx .cache
+postgres-19: $(READY) $(POSTGRES_19)/postgres ## make test on PostgreSQL 19
+	@$(MAKE) --no-print-directory test POSTGRES=$(CURDIR)/$(POSTGRES_19)
 
 test-long-status: $(READY) ## which shards of test-long passed, at which commit
 	@$(BIN)/python -m tests.shards status

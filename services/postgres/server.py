@@ -9,7 +9,7 @@ from psycopg.rows import class_row
 from services.postgres.rows import one_row
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-NEWEST_TRIED: Final = 18
+NEWEST_TRIED: Final = 19
 """The newest major version of PostgreSQL that the tests have run on."""
 
 

@@ -45,6 +45,14 @@ class Slot:
         """True on a standby when the slot would survive its promotion."""
         return self.synced and not self.temporary and self.invalidation_reason is None
 
+    @property
+    def of_repack(self) -> bool:
+        """True for the slot of a REPACK (CONCURRENTLY), read by its own session (PostgreSQL 19).
+
+        Source: repack.c; the slot is temporary and named pg_repack_PID.
+        """
+        return self.plugin == "pgrepack"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatistics:
@@ -76,9 +84,15 @@ _SLOTS: LiteralString = """
 
 
 def read_slots(connection: Connection) -> list[Slot]:
-    """Read every slot of the server, by name (PostgreSQL 17 or newer)."""
+    """Read every slot of the server but its own, by name (PostgreSQL 17 or newer).
+
+    `pg_conflict_detection` is the server's own, for retain_dead_tuples of subscriptions: its name
+    is reserved, and nobody may drop it (PostgreSQL 19, slot.c).
+    """
     with connection.cursor(row_factory=class_row(Slot)) as cursor:
-        return cursor.execute(_SLOTS + " ORDER BY slot_name").fetchall()
+        return cursor.execute(
+            _SLOTS + " WHERE slot_name <> 'pg_conflict_detection' ORDER BY slot_name"
+        ).fetchall()
 
 
 def read_slot(connection: Connection, slot: str) -> Slot | None:

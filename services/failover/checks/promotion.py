@@ -265,12 +265,23 @@ def subscriptions_elsewhere(facts: Facts) -> Iterator[Seen]:
         for subscriber in facts.view.subscribers
         for found in subscriber.subscriptions
     }
+    by_server = {
+        found.name
+        for subscriber in facts.view.subscribers
+        for found in subscriber.subscriptions
+        if found.foreign_server
+    }
     for subscriber in facts.view.subscribers:
         if subscriber.elsewhere is None:
             why = f"the other databases of {subscriber.name} were not seen"
             yield Seen(subscriber.name, "", unknown=why)
             continue
         for found in subscriber.elsewhere:
+            if found.conninfo is None:
+                if found.name not in by_server:
+                    why = f"only the database {found.database} shows where its server leads"
+                    yield Seen(f"{subscriber.name}/{found.name}", "", unknown=why)
+                continue
             if not found.conninfo.names(known) or (found.name, found.conninfo.text) in listed:
                 continue
             yield Seen(

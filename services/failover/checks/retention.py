@@ -106,7 +106,9 @@ def slot_without_failover(facts: Facts) -> Iterator[Seen]:
     required = {r.slot for r in facts.required}
     for primary, state in facts.above:
         for slot in state.slots:
-            if slot.slot_type == "logical" and not slot.failover and slot.slot_name not in required:
+            if slot.slot_name in required or slot.of_repack:
+                continue
+            if slot.slot_type == "logical" and not slot.failover:
                 kind = "is temporary" if slot.temporary else "was made without failover"
                 yield _lone(slot, primary, kind)
     for standby, state in facts.below:

@@ -36,6 +36,7 @@ from services.postgres.slots import Slot, read_slots
 KEY = 0x510_7FA_112
 """The advisory lock of drills: not that of the commands, which a drill must never keep waiting."""
 _POLL_S = 0.2
+_SYNCHRONIZE_MS = 1000
 _START_S = 120.0
 _RELEASE_S = 30.0
 
@@ -191,7 +192,7 @@ class Rehearsal:
         reason = ""
         while True:
             try:
-                clone.order(lambda c: c.execute("SELECT pg_sync_replication_slots()"))
+                clone.order(_synchronize)
                 reason = ""
             except SlotbridgeError as error:  # another is temporary: once more
                 reason = error.message
@@ -254,6 +255,19 @@ def _lock(connection: Connection) -> bool:
 
 def _drop(connection: Connection) -> None:
     connection.execute("SELECT pg_drop_replication_slot(%s)", [SLOT])
+
+
+def _synchronize(connection: Connection) -> None:
+    """Synchronize what can be synchronized now.
+
+    PostgreSQL 19 waits until every slot is, also those that nobody advances meanwhile (slotsync.c):
+    each try is short, and the caller looks at the slots themselves.
+    """
+    connection.execute(f"SET statement_timeout = {_SYNCHRONIZE_MS}".encode())
+    try:
+        connection.execute("SELECT pg_sync_replication_slots()")
+    finally:
+        connection.execute("RESET statement_timeout")
 
 
 def _superuser(connection: Connection) -> str:

@@ -47,7 +47,8 @@ class Elsewhere:
 
     database: str
     name: str
-    conninfo: Conninfo
+    conninfo: Conninfo | None
+    """None where it connects by a foreign server, which only its own database shows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
 """The exact SQL of every step, as text that is both shown and run. Pure.
 
 Only `connection` has two forms: the one that is run, and the one with masked secrets to show.
-Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTER SYSTEM.
+Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTER SERVER, ALTER
+SYSTEM.
 """
+
+from collections.abc import Iterator
 
 from schemas.events import MARKER_PREFIX
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.destination import Destination, mark_in, without_mark
+from services.failover.model.subscription import Subscription
 from services.failover.model.timelines import Milestone, without_milestone
 from services.failover.model.view import FENCE, FENCE_MARK
 from services.postgres.identifiers import identifier
@@ -47,15 +51,35 @@ def enable(subscription: str, comment: str) -> tuple[str, ...]:
 
 
 def connection(
-    subscription: str, conninfo: Conninfo, comment: str, *, masked: bool
+    subscription: Subscription, conninfo: Conninfo, comment: str, *, masked: bool
 ) -> tuple[str, ...]:
     """Return the SQL that leads a subscription to another server and sets its comment.
 
-    The comment notes the timeline that it is fed from.
+    The comment notes the timeline that it is fed from. Where the subscription connects by a foreign
+    server, that server is led elsewhere, with all subscriptions that use it; the subscription gets
+    it once more, so that its row is of the comment's transaction.
     """
-    text = conninfo.masked if masked else conninfo.text
-    change = f"ALTER SUBSCRIPTION {identifier(subscription)} CONNECTION {literal(text)}"
-    return (change, comment_on(subscription, comment))
+    name = identifier(subscription.name)
+    if subscription.foreign_server:
+        server = identifier(subscription.foreign_server)
+        options = ", ".join(_changed_options(subscription.conninfo, conninfo))
+        change: tuple[str, ...] = (
+            f"ALTER SERVER {server} OPTIONS ({options})",
+            f"ALTER SUBSCRIPTION {name} SERVER {server}",
+        )
+    else:
+        text = conninfo.masked if masked else conninfo.text
+        change = (f"ALTER SUBSCRIPTION {name} CONNECTION {literal(text)}",)
+    return (*change, comment_on(subscription.name, comment))
+
+
+def _changed_options(before: Conninfo, after: Conninfo) -> Iterator[str]:
+    """Yield what ALTER SERVER changes: only what differs, so that no secret is part of it."""
+    old, new = dict(before.pairs), dict(after.pairs)
+    for key, value in new.items():
+        if old.get(key) != value:
+            yield f"{'SET' if key in old else 'ADD'} {identifier(key)} {literal(value)}"
+    yield from (f"DROP {identifier(key)}" for key in old if key not in new)
 
 
 def comment_on(subscription: str, comment: str) -> str:

@@ -47,6 +47,8 @@ class Subscription:
     """Seconds since its worker was started; None without one, or where that can't be seen."""
     changeable: bool = True
     """Our role may move it, as its owner may."""
+    foreign_server: str = ""
+    """The foreign server whose options are its conninfo; "" where it has a conninfo of its own."""
     failing: str | None = ""
     """How one sees that its worker was just started after others failed; "" where it was not, None
     where that can't be seen."""

@@ -81,7 +81,7 @@ def read_elsewhere(connection: Connection) -> tuple[Elsewhere, ...]:
         """
     ).fetchall()
     return tuple(
-        Elsewhere(database, name, Conninfo.of(conninfo_to_dict(text)))
+        Elsewhere(database, name, None if text is None else Conninfo.of(conninfo_to_dict(text)))
         for database, name, text in rows
     )
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from services.failover.model.conninfo import Endpoint, is_private
 from services.failover.model.subscription import Subscription
+from services.failover.observe.foreign_servers import ForeignServer, read_foreign_servers
 from services.failover.observe.server_link import parse_conninfo
 from services.postgres.server import Connection
 
@@ -19,7 +20,8 @@ class SubscriptionRow:
     oid: int
     subname: str
     subenabled: bool
-    subconninfo: str
+    subconninfo: str | None
+    """None where it connects by a foreign server."""
     subslotname: str | None
     subfailover: bool
     comment: str | None
@@ -43,6 +45,8 @@ class SubscriptionRow:
     """Apply workers that ended with an error since the statistics were reset."""
     changeable: bool
     """We have its owner's rights; without password_required, only a superuser may change it."""
+    server: ForeignServer | None
+    """The foreign server by which it connects."""
 
 
 def may_read_subscriptions(connection: Connection) -> bool:
@@ -97,8 +101,10 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
          ORDER BY s.subname
         """
     ).fetchall()
+    servers = read_foreign_servers(connection)
     found: list[list[Any]] = [
-        [*row[:9], tuple(row[9]), tuple(tuple(pair) for pair in row[10]), *row[11:]] for row in rows
+        [*row[:9], tuple(row[9]), tuple(map(tuple, row[10])), *row[11:], servers.get(row[0])]
+        for row in rows
     ]
     return [SubscriptionRow(*values) for values in found]
 
@@ -115,7 +121,11 @@ def subscription_of(
 
     `given`: the advertised addresses, `others`: those of other clusters.
     """
-    conninfo = parse_conninfo(row.subconninfo, subject=f"{subscriber}/{row.subname}")
+    server = row.server
+    if server is not None:
+        conninfo = server.conninfo
+    else:
+        conninfo = parse_conninfo(row.subconninfo or "", subject=f"{subscriber}/{row.subname}")
     return Subscription(
         name=row.subname,
         enabled=row.subenabled,
@@ -133,7 +143,8 @@ def subscription_of(
         heard_age_s=row.heard_age_s,
         as_marked=row.as_marked,
         worker_age_s=row.worker_age_s,
-        changeable=row.changeable,
+        changeable=row.changeable and (server is None or server.changeable),
+        foreign_server=server.name if server is not None else "",
         failing=_failing(row),
     )
 

@@ -243,6 +243,15 @@ def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
                 f"{new.name}, and SELECT pg_reload_conf()",
             )
         )
+    problems += [
+        (
+            f"REPACK (CONCURRENTLY) runs on {old.name} (process {slot.active_pid}): the fence "
+            f"would end it, and the stop would wait for its slot {slot.slot_name}",
+            f"wait until it has ended, or end it: SELECT pg_cancel_backend({slot.active_pid})",
+        )
+        for slot in old.known_state.slots
+        if slot.of_repack
+    ]
     for name in listed(old.known_state.setting("synchronized_standby_slots")):
         slot = old.known_state.slot(name)
         if slot is None or slot.active_pid is None:

@@ -94,13 +94,13 @@ def test_levels_of_19(level: str, effective: str, found: bool) -> None:
     assert ("wal-level" in problems(view)) is found
 
 
-@pytest.mark.parametrize(("version", "found"), [(170010, False), (180006, False), (190000, True)])
+@pytest.mark.parametrize(("version", "found"), [(170010, False), (180006, False), (200000, True)])
 def test_a_newer_server_is_a_warning(version: int, found: bool) -> None:
     finding = problems(with_servers(pair(), version=version)).get("server-version")
     assert (finding is not None) is found
     if finding is not None:
         assert finding.severity is Severity.WARNING
-        assert "PostgreSQL 19 is newer than 18" in finding.what
+        assert "PostgreSQL 20 is newer than 19" in finding.what
 
 
 def test_a_password_in_primary_conninfo_is_a_warning() -> None:

@@ -12,6 +12,7 @@ from services.failover.model import statements
 from services.failover.model.conninfo import MASK, SECRETS, Address, Conninfo, is_private
 from services.failover.model.destination import Destination, without_mark
 from services.failover.observe.server_link import parse_conninfo, with_service
+from tests.promises.failover.views import subscription
 
 KEYWORDS = ("user", "password", "dbname", "application_name", "sslmode", "options", "passfile")
 values = st.text(
@@ -44,7 +45,9 @@ def test_only_the_address_changes_and_libpq_reads_the_same(
 def test_secrets_are_shown_nowhere_but_in_the_text_itself(rest: dict[str, str]) -> None:
     secret = "Zq9#secret"
     conninfo = Conninfo.of({**rest, "password": secret, "sslpassword": secret})
-    shown = " ".join(statements.connection("s", conninfo, "", masked=True))
+    shown = " ".join(
+        statements.connection(subscription("s", conninfo=conninfo), conninfo, "", masked=True)
+    )
     assert secret in conninfo.text
     assert secret not in conninfo.masked + repr(conninfo) + shown
     assert conninfo.masked.count(MASK) >= 2
@@ -126,3 +129,15 @@ def test_comments_are_marked_and_unmarked_without_loss(comment: str) -> None:
     marked = statements.marked(comment, Destination("7000", "b", None, 1))
     assert statements.marked(marked, Destination()) == statements.marked(comment, Destination())
     assert without_mark(marked).strip() == comment.strip() or comment.endswith("]")
+
+
+@given(conninfos)
+def test_a_foreign_server_gets_only_the_options_that_differ(rest: dict[str, str]) -> None:
+    before = Conninfo.of({**rest, "host": "old.example", "hostaddr": "10.0.0.1"})
+    moved = subscription("s", conninfo=before, foreign_server="my server")
+    sql = statements.connection(moved, before.at(NEW), "", masked=False)
+    assert sql[:2] == (
+        'ALTER SERVER "my server" OPTIONS '
+        '(SET "host" \'new.example\', ADD "port" \'6000\', DROP "hostaddr")',
+        'ALTER SUBSCRIPTION "s" SERVER "my server"',
+    )

@@ -131,6 +131,7 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
     },
     Subscription: {
         **_each("name enabled conninfo slot_name failover comment sync_slots copying", CATALOG),
+        "foreign_server": CATALOG,
         "as_marked": CATALOG,
         "remote_lsn": "a role that may not see origins is BARRED; None: it has applied nothing",
         **_each("worker worker_age_s failing changeable", CHECK),

@@ -77,8 +77,8 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
             subscription,
             lambda s: s.conninfo.leads_to(node.endpoints) and not s.conninfo.takes_any_primary,
         ),
-        shown=statements.connection(subscription.name, conninfo, comment, masked=True),
-        sql=statements.connection(subscription.name, conninfo, comment, masked=False),
+        shown=statements.connection(subscription, conninfo, comment, masked=True),
+        sql=statements.connection(subscription, conninfo, comment, masked=False),
     )
 
 
