@@ -289,12 +289,7 @@ class EpochRunner:
             if (comes or not has) and not self.parking.held(name):
                 with self.parking.judging(name):
                     shapes = self._shapes.require(name, cut.commit_lsn)
-                    rows_of = state.shape if state and state.commit_lsn != NEVER else None
-                    taken = self._shapes.taken_over(name, rows_of, cut.commit_lsn)
-                    if rows_of:  # before the shape is noted, which would hide it after a kill
-                        incomplete_tables.require_own_rows(name, taken, self.parking)
                     table = self._tables.open(self._spark, shapes, state)
-                    incomplete_tables.require_own_rows(name, taken, self.parking)
                     found[name] = self.rebuilds.opened(name, table, shapes)
         return found
 
@@ -335,6 +330,10 @@ class EpochRunner:
                 if self._settings.on_bad_event == "park":
                     summary.require_events()
                 summary.require_fits(table.layout.shape, keyed=table.layout.kind != "changelog")
+                state, seen_lsn = self._states.get(name), max(table.seen_lsn, summary.seen_lsn)
+                columns, has_lsn = (state.shape, state.commit_lsn) if state else (None, NEVER)
+                taken_over = self._shapes.taken_over(name, columns, has_lsn, cut.commit_lsn)
+                incomplete_tables.require_own_rows(name, taken_over, seen_lsn, self.parking)
                 if name not in self.parking.tables:
                     counts.require(name, summary, cut.counts[name] - without.get(name, 0))
                 shapes = self._shapes.upto(name, cut.commit_lsn)

@@ -152,8 +152,8 @@ def lost(
         parked = parking.tables[name]
         if opened[name].commit_lsn == NEVER and parked.parked.lost_beginning:
             lacks[name] = Incomplete(cut.commit_lsn, _LOST_BEGINNING, of_kafka=True)
-        taken_lsn = parked.parked.taken_over_lsn
-        if taken_lsn > max(opened[name].commit_lsn, summaries[name].seen_lsn):
+        seen_lsn = max(opened[name].seen_lsn, summaries[name].seen_lsn)
+        if parked.parked.taken_over_lsn > seen_lsn:
             why = "its rows were published under another name of the table"
             lacks[name] = Incomplete(cut.commit_lsn, why, of_kafka=True)
         if parked.events is not None and parked.parked.missing:
@@ -166,15 +166,20 @@ def lost(
     return lacks
 
 
-def require_own_rows(name: str, taken_over: tuple[int, str] | None, parking: Parking) -> None:
+def require_own_rows(
+    name: str, taken_over: tuple[int, str] | None, seen_lsn: int, parking: Parking
+) -> None:
     """Raise TakenOverError for a name that went to a table whose rows had another name.
 
-    `taken_over`: where that was, and the other name. A table that was parked for it goes on.
+    `taken_over`: where that was, and the other name; `seen_lsn`: how far rows of a snapshot tell of
+    the table. One that an operator wants back goes on if it was parked for it, or has such rows.
     """
-    parked = parking.tables.get(name)
-    if taken_over is None or (parked and parked.parked.taken_over_lsn >= taken_over[0]):
+    if taken_over is None:
         return
     lsn, former = taken_over
+    parked = parking.tables.get(name)
+    if parked and lsn <= max(parked.parked.taken_over_lsn, seen_lsn):
+        return
     raise TakenOverError(
         f"{name} is the table that was {former} before: its rows were published under that name",
         operation="go on with a table",

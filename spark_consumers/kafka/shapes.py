@@ -1,6 +1,6 @@
 """The tables' shapes from the schema topic, and dead letters, each with its position."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.errors import OperatorNeeded, SetupError
@@ -82,24 +82,15 @@ class ShapeLog:
         """Return the table's shapes up to a commit LSN; the first holds from the beginning."""
         return [s for s in self._shapes.get(name, ()) if s.since.commit_lsn <= commit_lsn]
 
-    def taken_over(self, name: str, had: Shape | None, upto_lsn: int) -> tuple[int, str] | None:
+    def taken_over(
+        self, name: str, columns: Shape | None, has_lsn: int, upto_lsn: int
+    ) -> tuple[int, str] | None:
         """Return where a name went to a table that had another name, and that name; else None.
 
-        Rows of the table from before, also those that change no more, were published under that
-        other name. `had`: the shape that the name's Iceberg table follows. The last such change up
-        to `upto_lsn` counts.
+        `columns`, `has_lsn`: the shape and the commit LSN of the name's Iceberg table. The last
+        such change up to `upto_lsn` counts.
         """
-        known = {} if had is None else {had.oid: had.since}
-        change = None
-        for shape in self.upto(name, upto_lsn):
-            last = known.get(shape.oid, START)
-            others = self._names.get(shape.oid, {}) if shape.oid else {}
-            former = [other for other, at in others.items() if last < at < shape.since]
-            if shape.since > last:
-                known[shape.oid] = shape.since
-                if former and name not in former:
-                    change = shape.since.commit_lsn, former[0]
-        return change
+        return last_take_over(self.upto(name, upto_lsn), self._names, columns, has_lsn)
 
     def require(self, name: str, commit_lsn: int) -> list[Shape]:
         """Return the table's shapes up to a commit LSN.
@@ -157,6 +148,36 @@ class ShapeLog:
                 hint="give each a topic of its own (shaping.routes), or list those to follow in "
                 "tables.tables; characters that Kafka forbids become `_`",
             )
+
+
+def last_take_over(
+    shapes: Sequence[Shape],
+    names: Mapping[int, Mapping[str, CommitPosition]],
+    columns: Shape | None,
+    has_lsn: int,
+) -> tuple[int, str] | None:
+    """Return where a name last went to a table that had another name, and that name; else None.
+
+    Rows of the table from before, also those that change no more, were published under that other
+    name. `shapes`: of the name; `names`: oid -> name -> its last shape. Rows up to `has_lsn` are
+    judged already. `columns` may be ahead of the rows, after a kill or by a rebuild. Pure.
+    """
+    known: dict[int, CommitPosition] = {}
+    if columns is not None and columns.since.commit_lsn <= has_lsn:
+        has_lsn, known = columns.since.commit_lsn, {columns.oid: columns.since}
+    change = None
+    for shape in shapes:
+        last = known.get(shape.oid, START)
+        if shape.since <= last:
+            continue
+        others = names.get(shape.oid, {}) if shape.oid else {}
+        former = [other for other, at in others.items() if last < at < shape.since]
+        if former:
+            change = shape.since.commit_lsn, former[0]
+        elif shape.oid not in known:
+            change = None  # a new table: the name has all its rows
+        known[shape.oid] = shape.since
+    return change if change and change[0] > has_lsn else None
 
 
 class Lacking(NamedTuple):

@@ -152,6 +152,11 @@ def test_a_table_swapped_by_renames_is_parked_until_a_snapshot_has_brought_its_r
     there = {row.id: row.v for row in pipeline.rows("bad")}
     assert there == ({1: "copied"} if snapshot else {}) | {2: "changed", 3: "later"}
     assert (pipeline.note("bad").incomplete is None) == snapshot
+    rebuild(pipeline, anew=True)
+    finish(pipeline)
+    assert not pipeline.runner.parking.tables, "what is known is not refused again"
+    assert {row.id: row.v for row in pipeline.rows("bad")} == there
+    assert (pipeline.note("bad").incomplete is None) == snapshot
 
 
 @pytest.mark.long

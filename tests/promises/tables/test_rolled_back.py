@@ -22,7 +22,7 @@ from tests.promises.tables.test_job import Running
 from tests.providers.waiting import eventually, patient
 
 GOOD = SourceTable("good", {"id": ("int4", -1)})
-BACK = SourceTable("back", {"id": ("int4", -1)})
+BACK = SourceTable("back", {"id": ("int4", -1)}, oid=1)
 NAME = "public.back"
 
 
@@ -124,6 +124,50 @@ def test_a_start_tells_of_the_rollback_and_a_rebuild_needs_no_transaction(
     list(operator(pipeline).rebuild([NAME]))
     pipeline.stream()
     assert ids(pipeline) == [1, 2, 3]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("snapshot", ["", "after", "before"])
+def test_a_name_that_another_table_took_over_is_not_made_anew_without_its_rows(
+    pipeline: Pipeline, snapshot: str
+) -> None:
+    """Nor refused again where a snapshot has brought them `before` the rebuild, or `after` one."""
+    roll_back(pipeline)
+    pipeline.restart()
+    other, swapped = replace(BACK, name="other", oid=2), replace(BACK, oid=2)
+
+    def rebuild() -> None:
+        assert list(operator(pipeline).rebuild([NAME])) == [(NAME, True)]
+        pipeline.restart()
+        while pipeline.runner.works_alone:
+            pipeline.step()
+
+    def send_rows() -> None:
+        with pipeline.publisher.transaction() as t:
+            for number in (7, 8):
+                t.read(swapped, {"id": number})
+        pipeline.apply()
+
+    pipeline.publisher.announce(other)
+    with pipeline.publisher.transaction() as t:
+        t.insert(other, {"id": 7})
+    pipeline.publisher.reshape(swapped)
+    with pipeline.publisher.transaction() as t:
+        t.insert(swapped, {"id": 8})
+    pipeline.apply()
+    if snapshot == "before":
+        send_rows()
+    rebuild()
+    if snapshot != "before":
+        parked = pipeline.runner.parking.tables[NAME].parked
+        assert "its rows were published under that name" in parked.reason
+        assert ids(pipeline) == [1, 2], "readers have the former rows"
+        if snapshot == "after":
+            send_rows()
+        rebuild()
+    assert not pipeline.runner.parking.tables
+    assert ids(pipeline) == ([7, 8] if snapshot else [8])
+    assert (pipeline.note("back").incomplete is None) == bool(snapshot)
 
 
 @pytest.mark.long
