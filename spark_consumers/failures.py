@@ -68,15 +68,22 @@ def translated(error: Exception, operation: str) -> SlotbridgeError:
     for pattern, kind, code, message, hint in _KNOWN:
         if re.search(pattern, text):
             return kind(message, operation=operation, hint=hint, exit_code=code)
-    condition = _CONDITION.search(text)
-    classes = _CLASS.findall(text)
-    name = condition[1] if condition else classes[-1] if classes else type(error).__name__
     return SlotbridgeError(
-        f"Spark failed with {name}",
+        f"Spark failed with {cause_of(error)}",
         operation=operation,
         hint="Spark's own log on stderr has the details",
         exit_code=ExitCode.BUG,
     )
+
+
+def cause_of(error: Exception) -> str:
+    """Return Spark's condition of an error, or its innermost class: the same for any table."""
+    if isinstance(error, SlotbridgeError):
+        return type(error).__name__
+    text = text_of(error)
+    condition = _CONDITION.search(text)
+    classes = _CLASS.findall(text)
+    return condition[1] if condition else classes[-1] if classes else type(error).__name__
 
 
 def expected(error: Exception, operation: str) -> SlotbridgeError | None:

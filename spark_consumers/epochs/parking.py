@@ -33,7 +33,7 @@ from schemas.tables import TablesSettings
 from spark_consumers.epochs.event_reader import Wanted
 from spark_consumers.epochs.last_epoch import is_ahead
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
-from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.failures import FOREIGN, cause_of, translated
 from spark_consumers.iceberg import catalog, rollback, staging, sums
 from spark_consumers.iceberg.table_note import NEVER, RebuildNote, TableFailedError, parked_by
 from spark_consumers.iceberg.tables import OpenTable, State, Tables, sealed_of
@@ -238,7 +238,7 @@ class Parking:
         """Park the tables that have failed; raise SlotbridgeError where several failed alike."""
         failures, self._failures = self._failures, {}
         for name, failure in sorted(failures.items()):
-            alike = [other for other, one in failures.items() if one.message == failure.message]
+            alike = [other for other, one in failures.items() if one.cause == failure.cause]
             if len(alike) > 1:
                 raise SlotbridgeError(
                     failure.message,
@@ -344,16 +344,16 @@ def own_fault(error: Exception, name: str) -> SlotbridgeError | None:
     if isinstance(failure, TableFailedError):
         return failure
     if failure.exit_code == ExitCode.BUG:
-        return failed(failure, name)
+        return failed(failure, name, cause_of(error))
     kinds = (BadInput, OperatorNeeded, SettingsError, SetupError)
     own = isinstance(failure, kinds) and failure.exit_code in _OF_ONE_TABLE
     foreign = failure is not error and not isinstance(failure, BadInput)
     return failure if own and not foreign else None
 
 
-def failed(error: SlotbridgeError, name: str) -> TableFailedError:
-    """Return the error of a table with which Spark or Iceberg has failed."""
-    return TableFailedError(
+def failed(error: SlotbridgeError, name: str, cause: str = "") -> TableFailedError:
+    """Return the error of a table with which Spark or Iceberg has failed by a cause."""
+    failure = TableFailedError(
         error.message,
         operation=error.operation,
         subject=error.subject,
@@ -361,6 +361,8 @@ def failed(error: SlotbridgeError, name: str) -> TableFailedError:
         hint=f"Spark's own log has the details. `slottables rebuild --table {name}` goes on from "
         "the table's rows; if it is parked again, the next one makes it anew from Kafka",
     )
+    failure.cause = cause
+    return failure
 
 
 def _from_tables(record: EpochRecord) -> bool:

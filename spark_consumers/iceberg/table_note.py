@@ -50,9 +50,13 @@ class UntrustedRowsError(OperatorNeeded):
 
 
 class TableFailedError(OperatorNeeded):
-    """Spark or Iceberg has failed with a table in a way that nobody has foreseen."""
+    """Spark or Iceberg has failed with a table in a way that nobody has foreseen.
+
+    `cause`: the same where two tables fail alike, whatever the messages say.
+    """
 
     exit_code = ExitCode.BUG
+    cause = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.errors import PySparkException
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from spark_consumers.epochs.parking import own_fault
 from spark_consumers.failures import ExecutorsLostError, translated
 from spark_consumers.iceberg.table_note import TableFailedError
@@ -62,3 +62,24 @@ def test_what_nobody_has_foreseen_is_the_own_fault_of_a_table() -> None:
     assert isinstance(failure, TableFailedError)
     assert "slottables rebuild --table public.t" in failure.hint
     assert own_fault(failure, "public.t") is failure
+
+
+_NO_FILE = "org.apache.iceberg.exceptions.NotFoundException: File does not exist: /w/{}/data"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "alike"),
+    [
+        (PySparkException(_NO_FILE.format("a")), PySparkException(_NO_FILE.format("b")), True),
+        (SlotbridgeError("/w/a is torn"), SlotbridgeError("/w/b is torn"), True),
+        (PySparkException(_NO_FILE.format("a")), PySparkException("[MERGE_CARDINALITY]"), False),
+        (PySparkException(_NO_FILE.format("a")), SlotbridgeError("/w/b is torn"), False),
+    ],
+)
+def test_two_tables_fail_alike_by_the_cause_and_not_by_the_message(
+    first: Exception, second: Exception, *, alike: bool
+) -> None:
+    """The messages may name each table's own files."""
+    failures = own_fault(first, "public.a"), own_fault(second, "public.b")
+    causes = {failure.cause for failure in failures if isinstance(failure, TableFailedError)}
+    assert len(causes) == (1 if alike else 2)
