@@ -5,6 +5,7 @@ its start, and they would double that.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import signal
@@ -13,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schemas.errors import ExitCode, SlotbridgeError
 
@@ -56,6 +57,12 @@ def configure_logging(*, json_lines: bool, verbose: bool = False) -> None:
         ),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is at each line
     )
+
+
+@functools.cache
+def warn_once(logger: Any, event: str, **fields: str | int) -> None:
+    """Log a warning once in a process, not at each new session."""
+    logger.warning(event, **fields)
 
 
 def stop_on_signals() -> Stop:

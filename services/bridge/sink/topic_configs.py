@@ -18,11 +18,11 @@ from services.bridge.sink.offsets import in_parts
 from services.bridge.sink.topic_differences import differences, grouped
 from services.bridge.sink.topic_requirements import Topic, command, lacks, named, refuse_unfit
 from services.kafka.records import REQUEST_TIMEOUT_S
+from services.runtime.process import warn_once
 
 logger = structlog.get_logger(__name__)
 _JUST_MADE_S: Final = 2.0
 _PAUSE_S: Final = 0.05
-_WARNED: Final[set[str]] = set()
 
 
 class Configs:
@@ -85,7 +85,8 @@ class Configs:
         refuse_unfit(self._topics, self._prefix, self._servers)
         for lack, names in lacks(self._topics, self._prefix).items():
             remedy = command(self._servers, names[0], lack.config) if lack.config else ""
-            _warn_once(
+            warn_once(
+                logger,
                 "topics are configured differently from what the guarantee needs",
                 lack=lack.what,
                 topics=named(names),
@@ -99,7 +100,8 @@ class Configs:
         """
         topics = ((one, partitions[one.name]) for one in self._topics if one.name in partitions)
         for (key, found, wanted), same in grouped(differences(self._settings, topics)).items():
-            _warn_once(
+            warn_once(
+                logger,
                 "topics differ from kafka.topics: the bridge never changes an existing topic",
                 key=key,
                 found=found,
@@ -130,11 +132,3 @@ class Configs:
             appended_ms: int = asked[where].result().timestamp
             return appended_ms if appended_ms > 0 else None
         return None
-
-
-def _warn_once(what: str, **fields: str) -> None:
-    """Warn once in a process, not at each new session."""
-    text = f"{what} {fields}"
-    if text not in _WARNED:
-        _WARNED.add(text)
-        logger.warning(what, **fields)

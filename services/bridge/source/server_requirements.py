@@ -1,12 +1,12 @@
 """The version and settings that the bridge needs of its server. Pure but for the log."""
 
-from functools import cache
 from typing import Final
 
 import structlog
 
 from schemas.errors import ExitCode, SetupError
 from services.postgres.server import Server, untried_version
+from services.runtime.process import warn_once
 
 logger = structlog.get_logger(__name__)
 
@@ -40,25 +40,20 @@ def check_server(server: Server, *, two_phase: bool = False) -> None:
             hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
             exit_code=ExitCode.WAL_LEVEL,
         )
-    warn_untried(server.version)
+    if untried := untried_version(server.version):
+        warn_once(
+            logger,
+            f"{untried}: the bridge goes on",
+            version=server.version,
+            hint="try it on a copy of the database first; docs/start/set-up.md, Versions",
+        )
 
 
-@cache
 def warn_unsynchronized(slot: str) -> None:
-    """Warn, once in a process, that consumers can get ahead of the standbys."""
-    logger.warning(
+    """Warn that consumers can get ahead of the standbys."""
+    warn_once(
+        logger,
         "synchronized_standby_slots is empty: after a failover Kafka may hold transactions "
         "that the new primary never had",
         slot=slot,
     )
-
-
-@cache
-def warn_untried(version: int) -> None:
-    """Warn, once in a process, of a server that is newer than those that were tried."""
-    if untried := untried_version(version):
-        logger.warning(
-            f"{untried}: the bridge goes on",
-            version=version,
-            hint="try it on a copy of the database first; docs/start/set-up.md, Versions",
-        )

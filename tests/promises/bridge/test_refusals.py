@@ -15,8 +15,9 @@ from psycopg.pq.abc import PGconn
 from structlog.testing import capture_logs
 
 from schemas.errors import ExitCode, SetupError
-from services.bridge.source.server_requirements import check_server, warn_untried
+from services.bridge.source.server_requirements import check_server
 from services.postgres.server import Server, read_server
+from services.runtime.process import warn_once
 from tests.bridge.progress.test_ledger import SERVER
 from tests.conftest import NewPair
 from tests.promises.bridge.conftest import NewBridge
@@ -190,7 +191,7 @@ def test_levels_as_servers_before_and_of_19_tell_them(
 
 
 def test_a_newer_version_is_told_once_and_not_refused() -> None:
-    warn_untried.cache_clear()
+    warn_once.cache_clear()
     with capture_logs() as logs:
         for _ in range(2):
             check_server(replace(SERVER, version=200001))
