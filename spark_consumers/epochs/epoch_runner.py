@@ -18,7 +18,7 @@ parked (epochs/parking). Rebuilds are between epochs (epochs/rebuilds).
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import structlog
@@ -26,7 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
-from spark_consumers.epochs import event_count, incomplete_tables, last_epoch, quiet
+from spark_consumers.epochs import incomplete_tables, last_epoch, quiet
+from spark_consumers.epochs.event_count import Counts
 from spark_consumers.epochs.event_reader import EventReader, Taken, require_first
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.epochs.next_record import next_record
@@ -195,12 +196,14 @@ class EpochRunner:
         given = self._log.leave_out(cut, had), self.parking, had, self._settings
         without = incomplete_tables.refused_by_kafka(self._dead, self._record.commit_lsn, *given)
         opened = self._open(cut)
-        taken = self._read(cut, opened, without)
-        brings = {name: self._summary(taken, name) for name in opened}
-        lacks = brings, without, self._dead, self.parking
-        incomplete_tables.flag_all(self._spark, cut, self.topic, self._record, opened, *lacks)
+        counted = {name: cut.counts[name] - without.get(name, 0) for name in opened}
+        taken = self._read(cut, opened, counted)
+        topics = {name: self._topic(name) for name in opened}
+        brings = {n: taken.summaries.get(t, TopicSummary(t)) for n, t in topics.items()}
+        counts = Counts(self.topic, self._record, self._log.upto_cut(cut), taken.events, counted)
+        incomplete_tables.flag_all(cut, counts, opened, brings, without, self._dead, self.parking)
         try:
-            work = self._work(cut, opened, taken, without)
+            work = self._work(cut, opened, brings, counts)
             parts = work, taken.events, self._states, self._record, self.parking.judging
             quarantined = self._stage.write(epoch, cut, *parts)
         finally:
@@ -306,11 +309,10 @@ class EpochRunner:
         found = late.keys() | self.rebuilds.ready.keys() | self.parking.tables.keys()
         return {n for n in found if not sums.is_sums(n) and self.follows(n)}
 
-    def _read(self, cut: Cut, opened: dict[str, OpenTable], without: dict[str, int]) -> Taken:
+    def _read(self, cut: Cut, opened: dict[str, OpenTable], counted: dict[str, int]) -> Taken:
         known = self._record.commit_lsn
-        counts = {name: cut.counts[name] - without.get(name, 0) for name in opened}
         wanted = {
-            self._topic(name): self.parking.wanted(name, table, self._record, counts[name])
+            self._topic(name): self.parking.wanted(name, table, self._record, counted[name])
             for name, table in opened.items()
         }
         offsets = self._record.offsets | self.rebuilds.offsets()
@@ -319,13 +321,16 @@ class EpochRunner:
         return taken
 
     def _work(
-        self, cut: Cut, opened: dict[str, OpenTable], taken: Taken, without: dict[str, int]
+        self,
+        cut: Cut,
+        opened: dict[str, OpenTable],
+        brings: Mapping[str, TopicSummary],
+        counts: Counts,
     ) -> list[Work]:
         """Return what the epoch brings to each table. Raise for events that don't belong to it."""
-        ends, work = self._log.upto_cut(cut), []
-        counts = event_count.Counts(self.topic, self._record, ends, taken.events)
+        work = []
         for name, table in opened.items():
-            summary = self._summary(taken, name)
+            summary = brings[name]
             with self.parking.judging(name):
                 if self._settings.on_bad_event == "park":
                     summary.require_events()
@@ -335,7 +340,7 @@ class EpochRunner:
                 taken_over = self._shapes.taken_over(name, columns, has_lsn, cut.commit_lsn)
                 incomplete_tables.require_own_rows(name, taken_over, seen_lsn, self.parking)
                 if name not in self.parking.tables:
-                    counts.require(name, summary, cut.counts[name] - without.get(name, 0))
+                    counts.require(name, summary)
                 shapes = self._shapes.upto(name, cut.commit_lsn)
                 work.append(Work(table, summary, in_use(shapes, table.commit_lsn)))
         return work
@@ -390,10 +395,6 @@ class EpochRunner:
         if sums.is_sums(name):
             return name.removeprefix(sums.SOURCE_MARK) in self._settings.sums
         return self._settings.follows(name, self._naming)
-
-    def _summary(self, taken: Taken, name: str) -> TopicSummary:
-        topic = self._topic(name)
-        return taken.summaries.get(topic, TopicSummary(topic))
 
     def _topic(self, name: str) -> str:
         return self._naming.table(*schema_and_table(name)).name

@@ -1,6 +1,7 @@
 """Refuses events of a table that the transaction topic does not count."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -27,20 +28,29 @@ class Counts:
         record: EpochRecord,
         ends: Sequence[EndEvent],
         events: DataFrame,
+        counted: Mapping[str, int],
     ) -> None:
-        """Compare `events` after the epoch of `record` with the counts of `ends`."""
-        self._judged = record.transaction_offset is not None or _counts_all(topic, record, events)
-        self._after_lsn = record.commit_lsn
+        """Compare `events` after the epoch of `record` with `counted`, the sums of `ends`."""
+        self._topic = topic
+        self._recorded = record.transaction_offset is not None
+        self.after_lsn = record.commit_lsn
         self._ends = ends
         self._events = events
+        self.counted = counted
+        """Source table -> how many events its topic is to bring."""
 
-    def require(self, name: str, summary: TopicSummary, counted: int) -> None:
+    @cached_property
+    def oldest_lsn(self) -> int:
+        """The commit LSN of Kafka's first transaction; NEVER where a record says what is next."""
+        return NEVER if self._recorded else self._topic.oldest_lsn(self._events.sparkSession)
+
+    def require(self, name: str, summary: TopicSummary) -> None:
         """Raise OperatorNeeded where a table has more events than are counted.
 
         Nothing is judged where Kafka has deleted transactions that may count them.
         """
-        surplus = summary.counted(self._after_lsn) - counted
-        if not self._judged or surplus <= 0:
+        surplus = summary.counted(self.after_lsn) - self.counted[name]
+        if surplus <= 0 or not self._count_all():
             return
         own = changes.own_events(self._events, summary.topic).where("NOT earlier")
         place = "concat(partition, '@', offset)"
@@ -61,13 +71,11 @@ class Counts:
             "the topic equal to its source by `slotbridge recover`; then `slottables rebuild`",
         )
 
+    def _count_all(self) -> bool:
+        """Tell whether Kafka has all transactions after those that the tables have.
 
-def _counts_all(topic: TransactionTopic, record: EpochRecord, events: DataFrame) -> bool:
-    """Tell whether Kafka has all transactions after those that the tables had without a record.
-
-    A topic that was made again begins at offset 0, too, and lacks what came before.
-    """
-    if topic.first() > 0:
-        return False
-    had = record.commit_lsn
-    return had == NEVER or topic.oldest_lsn(events.sparkSession) <= had
+        A topic that was made again begins at offset 0, too, and lacks what came before.
+        """
+        if self.after_lsn == NEVER and not self._recorded:
+            return self._topic.first() == 0
+        return self.oldest_lsn <= self.after_lsn

@@ -16,17 +16,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
-from pyspark.sql import SparkSession
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.tables import TablesSettings
-from spark_consumers.epochs.ledger import EpochRecord
+from spark_consumers.epochs.event_count import Counts
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.iceberg.table_note import NEVER, Incomplete, RebuildNote, TakenOverError
 from spark_consumers.iceberg.tables import OpenTable
 from spark_consumers.kafka.shapes import DeadLetters
-from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut
 
 log = structlog.get_logger()
@@ -97,23 +95,20 @@ def refused_by_kafka(
 
 
 def flag_all(
-    spark: SparkSession,
     cut: Cut,
-    topic: TransactionTopic,
-    record: EpochRecord,
+    counts: Counts,
     opened: dict[str, OpenTable],
     summaries: Mapping[str, TopicSummary],
     without: Mapping[str, int],
     letters: DeadLetters,
     parking: Parking,
 ) -> None:
-    """Flag the tables of an epoch after `record` to which it does not bring all that there is.
+    """Flag the tables of an epoch to which it does not bring all that there is.
 
     `summaries`: of their topics, by table; `without`: how many events tables do without.
     """
-    counts = {name: cut.counts[name] - without.get(name, 0) for name in opened}
-    flag(opened, lost(cut, counts, summaries, opened, parking))
-    flag(opened, uncounted(spark, cut, topic, record, opened, parking))
+    flag(opened, lost(cut, counts.counted, summaries, opened, parking))
+    flag(opened, uncounted(cut, counts, opened, parking))
     flag(opened, left_out(cut.commit_lsn, without, letters, opened.values()))
 
 
@@ -192,25 +187,21 @@ def require_own_rows(
 
 
 def uncounted(
-    spark: SparkSession,
     cut: Cut,
-    topic: TransactionTopic,
-    record: EpochRecord,
+    counts: Counts,
     opened: Mapping[str, OpenTable],
     parking: Parking,
 ) -> Lacks:
-    """Return the tables that an epoch after `record` brings events, but may lack some of them.
+    """Return the tables that an epoch brings events, but may lack some of them.
 
     Of tables that are made from Kafka's first event on nothing is said: what their topics have is
     there.
     """
     read = {n: t for n, t in opened.items() if t.commit_lsn != NEVER and not t.rebuilt}
     names = {n for n in read.keys() & parking.tables.keys() if parking.tables[n].events is None}
-    known = parking.tables.keys() | {n for n in read if record.commit_lsn <= read[n].commit_lsn}
+    known = parking.tables.keys() | {n for n in read if counts.after_lsn <= read[n].commit_lsn}
     names |= read.keys() - known
-    if record.transaction_offset is None and read:
-        oldest_lsn = topic.oldest_lsn(spark)
-        names |= {name for name, table in read.items() if table.commit_lsn < oldest_lsn}
+    names |= {name for name, table in read.items() if table.commit_lsn < counts.oldest_lsn}
     why = "nobody has counted the events that it lacked, so that Kafka may have lost some"
     return {name: Incomplete(cut.commit_lsn, why, of_kafka=True) for name in sorted(names)}
 
