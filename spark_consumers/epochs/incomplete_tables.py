@@ -149,7 +149,7 @@ def lost(
             lacks[name] = Incomplete(cut.commit_lsn, _LOST_BEGINNING, of_kafka=True)
         seen_lsn = max(opened[name].seen_lsn, summaries[name].seen_lsn)
         if parked.parked.taken_over_lsn > seen_lsn:
-            why = "its rows were published under another name of the table"
+            why = "its name went to a table whose rows were published before"
             lacks[name] = Incomplete(cut.commit_lsn, why, of_kafka=True)
         if parked.events is not None and parked.parked.missing:
             counted = parked.events + counts[name]
@@ -164,19 +164,19 @@ def lost(
 def require_own_rows(
     name: str, taken_over: tuple[int, str] | None, seen_lsn: int, parking: Parking
 ) -> None:
-    """Raise TakenOverError for a name that went to a table whose rows had another name.
+    """Raise TakenOverError for a name that went to a table whose rows its topic does not bring.
 
-    `taken_over`: where that was, and the other name; `seen_lsn`: how far rows of a snapshot tell of
-    the table. One that an operator wants back goes on if it was parked for it, or has such rows.
+    `taken_over`: where that was, and which table it is; `seen_lsn`: how far rows of a snapshot tell
+    of the table. One that an operator wants back goes on if it was parked for it, or has such rows.
     """
     if taken_over is None:
         return
-    lsn, former = taken_over
+    lsn, which = taken_over
     parked = parking.tables.get(name)
     if parked and lsn <= max(parked.parked.taken_over_lsn, seen_lsn):
         return
     raise TakenOverError(
-        f"{name} is the table that was {former} before: its rows were published under that name",
+        f"{name} is the table {which}",
         operation="go on with a table",
         subject=name,
         lsn=lsn,

@@ -1,6 +1,7 @@
 """The tables' shapes from the schema topic, and dead letters, each with its position."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from schemas.errors import OperatorNeeded, SetupError
@@ -85,7 +86,7 @@ class ShapeLog:
     def taken_over(
         self, name: str, columns: Shape | None, has_lsn: int, upto_lsn: int
     ) -> tuple[int, str] | None:
-        """Return where a name went to a table that had another name, and that name; else None.
+        """Return where a name went to a table with other rows, and which table that is; else None.
 
         `columns`, `has_lsn`: the shape and the commit LSN of the name's Iceberg table. The last
         such change up to `upto_lsn` counts.
@@ -156,26 +157,31 @@ def last_take_over(
     columns: Shape | None,
     has_lsn: int,
 ) -> tuple[int, str] | None:
-    """Return where a name last went to a table that had another name, and that name; else None.
+    """Return where a name last went to a table with other rows, and which that is; else None.
 
-    Rows of the table from before, also those that change no more, were published under that other
-    name. `shapes`: of the name; `names`: oid -> name -> its last shape. Rows up to `has_lsn` are
-    judged already. `columns` may be ahead of the rows, after a kill or by a rebuild. Pure.
+    Rows of the table from before, also those that change no more, were published under its former
+    name; or under this one, before another table had it, whose rows have replaced them. `shapes`:
+    of the name; `names`: oid -> name -> its last shape. Rows up to `has_lsn` are judged already.
+    `columns` may be ahead of the rows, after a kill or by a rebuild. Pure.
     """
     known: dict[int, CommitPosition] = {}
     if columns is not None and columns.since.commit_lsn <= has_lsn:
         has_lsn, known = columns.since.commit_lsn, {columns.oid: columns.since}
     change = None
-    for shape in shapes:
+    for before, shape in pairwise([*shapes[:1], *shapes]):
         last = known.get(shape.oid, START)
         if shape.since <= last:
             continue
         others = names.get(shape.oid, {}) if shape.oid else {}
         former = [other for other, at in others.items() if last < at < shape.since]
         if former:
-            change = shape.since.commit_lsn, former[0]
+            which = f"that was {former[0]} before: its rows were published under that name"
+            change = shape.since.commit_lsn, which
         elif shape.oid not in known:
             change = None  # a new table: the name has all its rows
+        elif before.another_table(shape):
+            which = "that had the name before another one, whose rows have replaced its own"
+            change = shape.since.commit_lsn, which
         known[shape.oid] = shape.since
     return change if change and change[0] > has_lsn else None
 

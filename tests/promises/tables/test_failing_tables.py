@@ -190,6 +190,26 @@ def test_a_renamed_table_is_parked_and_one_made_again_is_not(new_pipeline: NewPi
 
 
 @pytest.mark.long
+def test_a_table_that_has_its_name_back_is_parked(new_pipeline: NewPipeline) -> None:
+    """Nothing was published of it under another name; its rows were replaced meanwhile."""
+    pipeline = new_pipeline(parks=True)
+    pipeline.publisher.announce(renamed("bad", 1))
+    for oid in (1, 2):
+        table = renamed("bad", oid)
+        pipeline.publisher.reshape(table)
+        with pipeline.publisher.transaction() as t:
+            t.insert(table, {"id": oid, "v": "of this table"})
+        assert not pipeline.apply().refused
+        assert ids(pipeline, "bad") == [oid]
+    back = renamed("bad", 1)
+    pipeline.publisher.reshape(back)
+    with pipeline.publisher.transaction() as t:
+        t.insert(back, {"id": 3, "v": "of the first table"})
+    assert "had the name before another one" in pipeline.apply().refused[NAME]
+    assert ids(pipeline, "bad") == [2]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("taken", ["bad", "moved"])
 def test_a_kill_before_it_is_parked_does_not_hide_that_a_name_was_taken_over(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, taken: str
