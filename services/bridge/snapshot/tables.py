@@ -120,7 +120,11 @@ def filtered(shape: TableShape, where: str) -> bool:
 
 
 class SettingsCondition(str):
-    """A condition whose names are found by the role's search_path; those of signals are not."""
+    """A condition whose names are found by the role's search_path; those of signals are not.
+
+    The operator has written it. With an empty path, citext's `=` would be that of text, without an
+    error, and other rows be read (PostgreSQL documentation, citext, "Limitations").
+    """
 
     __slots__ = ()
 

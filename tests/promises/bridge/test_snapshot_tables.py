@@ -153,6 +153,23 @@ def test_rows_are_filtered_shaped_and_masked_as_changes_are(
     assert f"{bridge.prefix}.public.hidden" not in bridge.topics()
 
 
+@pytest.mark.long
+def test_a_condition_of_the_settings_finds_operators_of_extensions(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """With an empty search_path, citext's `=` would be that of text, and rows would be left out."""
+    run(
+        conninfo,
+        "CREATE EXTENSION citext",
+        "CREATE TABLE people (id int PRIMARY KEY, name citext)",
+        "INSERT INTO people VALUES (1, 'Ann'), (2, 'ann'), (3, 'Bob')",
+    )
+    where = {**SMALL, "where": {"public.people": "name = 'ANN'"}}
+    bridge = read_all(new_bridge(conninfo, snapshot=where))
+    assert bridge.stop() == 0, bridge.output
+    assert [row["id"] for row in values(bridge, "people", "r")] == [1, 2]
+
+
 def test_values_of_all_types_are_encoded_as_streaming_encodes_them(
     conninfo: str, new_bridge: NewBridge
 ) -> None:
