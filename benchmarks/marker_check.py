@@ -15,7 +15,14 @@ import typer
 
 from benchmarks.bridge import Figures, report
 from benchmarks.race.environment import environment
-from schemas.events import ProgressRecord
+from schemas.progress import (
+    ProgressKafka,
+    ProgressPosition,
+    ProgressRecord,
+    ProgressServer,
+    ProgressSettings,
+    ProgressWitness,
+)
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
 from services.bridge.sink.markers import MarkerCheck
@@ -60,12 +67,12 @@ def measure(servers: str, prefix: str, partitions: int, transactions: int, *, ch
 def _record(lsn: int) -> ProgressRecord:
     return ProgressRecord(
         slot="bench",
-        system_identifier="1",
-        timeline=1,
-        commit_lsn=lsn,
-        end_lsn=lsn,
-        seq=0,
         ts_ms=0,
+        position=ProgressPosition(commit_lsn=lsn, end_lsn=lsn, seq=0),
+        server=ProgressServer(system_identifier="1", timeline=1, history={}),
+        witness=ProgressWitness(kind="origin"),
+        kafka=ProgressKafka(),
+        settings=ProgressSettings(publication="p", publication_oid=1, source_origin="any"),
     )
 
 

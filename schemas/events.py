@@ -7,8 +7,8 @@
     <prefix>.schema            SchemaKey               SchemaEvent (.schema_events), compacted
     <prefix>.table_names       TableName               TableName (.schema_events), compacted
     <prefix>.dead              {commit_lsn, seq}       DeadLetter, one partition
-    <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
-                               ~settling:…             SettlingNote, or null
+    <prefix>.progress          the slot's name         ProgressRecord (schemas.progress), compacted,
+                               ~settling:…             SettlingNote, or null; one partition
     <prefix>.prepared          PreparedKey             part 0: PreparedRecord; else bytes; compacted
     <prefix>.divergence        the slot's name         DivergenceRecord, one partition
     <prefix>.recovery          the slot's name         RecoveryRecord (schemas.recovery)
@@ -178,86 +178,6 @@ class DeadLetter(Contract):
     key: Content | None
     value: Content | None
     headers: dict[str, Content | None]
-
-
-class ProgressRecord(Contract):
-    """The authority on what Kafka has, written in the same Kafka transaction as the events.
-
-    `end_lsn` is the resume point: just after the last transaction that is there whole. With
-    `seq` > 0 also what has a number below `seq` of the transaction that commits at `commit_lsn` is:
-    `counts` events by table (`schema.table`, of logical messages under ``""``).
-    `ahead_lsn`, if beyond `end_lsn`: the slot may be confirmed up to it, over WAL without events.
-    `xid`, `commit_time_us` (since 1970): of the commit at `commit_lsn` in the WAL, 0: not known.
-    `producer`: which of the bridge's two has written it.
-    `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
-    partitions that were written last; not in every record. `topic_ids`, `partitions`: the ids of
-    these topics, where they are known, and their numbers of partitions.
-    `repairing`: `slotbridge recover` was about to make the slot anew; only its end may follow.
-    `reads_rows`: rows from before the slot are published, unless snapshot.mode says otherwise.
-
-    The rest identifies the server that the events were read from (docs/why/delivery.md, "The
-    evidence at a start"). A field that the record lacks is not judged.
-    `history`: each ancestor of `timeline` -> the LSN at which the server left it; null: not known.
-    `origin_lsn`: the replication origin was durably there, 0: not known; `wal_lsn`: the commit that
-    moved it there ends here or before. `witness`: what it is of, `origin` or `sequence`
-    (source.witness).
-    `publication`, `publication_oid`, `source_origin`: what the events were selected by.
-    `placement`: digests of the settings that place rows, and of the expressions.
-    `storage_id`: of the object storage that has the large values; empty: none was used under this
-    prefix, null: not known.
-    """
-
-    slot: str
-    system_identifier: str
-    timeline: int
-    commit_lsn: int
-    end_lsn: int
-    seq: int
-    ts_ms: int
-    counts: dict[str, int] = {}
-    ahead_lsn: int = 0
-    xid: int = 0
-    commit_time_us: int = 0
-    producer: int = 0
-    ends: dict[str, list[tuple[int, int, int]]] = {}
-    topic_ids: dict[str, str] = {}
-    partitions: dict[str, int] = {}
-    placement: dict[str, str] | None = None
-    repairing: bool = False
-    reads_rows: bool = False
-    history: dict[int, int] | None = None
-    origin_lsn: int = 0
-    wal_lsn: int = 0
-    witness: str = "origin"
-    publication: str = ""
-    publication_oid: int = 0
-    source_origin: str = ""
-    storage_id: str | None = None
-
-
-class HangingRange(Contract):
-    """Offsets [start, end) of a partition, where `records` are, committed or not."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
-    records: int
-
-
-class SettlingNote(Contract):
-    """A note that the bridge is about to commit a transaction that hangs in these partitions.
-
-    `record` covers what is to be committed; null: nothing does. Written before a marker can reach
-    it, and replaced by a tombstone after that (services/bridge/hanging/notes.py). While
-    it is there, the next start compares what the partitions show. For the bridge alone.
-    """
-
-    version: Literal[1] = 1
-    slot: str
-    ranges: list[HangingRange]
-    record: ProgressRecord | None
-    ts_ms: int
 
 
 class PreparedKey(Contract):

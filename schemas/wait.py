@@ -56,19 +56,21 @@ def parse_wait(parameters: Mapping[str, str], here: Where) -> WaitQuery:
     return WaitQuery(lsn, _timeline(parameters), _timeout_s(parameters))
 
 
-def lost(query: WaitQuery, timeline: int, history: Mapping[int, int] | None) -> str:
+def lost(query: WaitQuery, timeline: int, history: Mapping[int, int]) -> str:
     """Return why what was committed before the LSN may not be in the present history, "" if it is.
 
-    `timeline`: the present one; `history`: each of its ancestors -> the LSN at which it was left,
-    None where that is not known. A timeline that is newer than the present one is not judged: it
-    is present once the program has followed.
+    `timeline`: the present one; `history`: each of its ancestors -> the LSN at which it was left.
+    A timeline that is newer than the present one is not judged: it is present once the program has
+    followed.
     """
     if query.timeline is None or query.timeline >= timeline:
         return ""
-    left = (history or {}).get(query.timeline)
+    left = history.get(query.timeline)
     if left is None:
-        known = "is not an ancestor of" if history is not None else "may not be an ancestor of"
-        return f"timeline {query.timeline} {known} timeline {timeline}, which is the present one"
+        return (
+            f"timeline {query.timeline} is not an ancestor of timeline {timeline}, which is the "
+            "present one"
+        )
     if query.lsn > left:
         return (
             f"timeline {query.timeline} was left at {format_lsn(left)}: what was committed between "

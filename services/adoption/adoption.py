@@ -20,8 +20,9 @@ import structlog
 from confluent_kafka import KafkaException, Producer
 
 from schemas.errors import ExitCode, OperatorNeeded
-from schemas.events import ProgressRecord, transaction_topic
+from schemas.events import transaction_topic
 from schemas.lsn import format_lsn
+from schemas.progress import ProgressRecord
 from schemas.settings import Settings, require
 from services.adoption.connector import Connector
 from services.adoption.decoding import Decode, decode_json, decoder
@@ -45,6 +46,7 @@ from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
 from services.bridge.hanging import settle_all
 from services.bridge.progress.ledger import Position
+from services.bridge.progress.wal_commit import NO_COMMIT, WalCommit
 from services.bridge.recovery.placement import placement_of, with_keyless_spread
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.start_check import StartCheck
@@ -363,12 +365,12 @@ class Adoption:
             self._source.slot, heartbeat, witnesses, with_keyless_spread(self._placement)
         )
         stamp = last.stamp if last is not None else None
-        known = (
-            {"xid": stamp.xid, "commit_time_us": stamp.commit_time_us}
+        commit = (
+            WalCommit(stamp.xid, stamp.commit_time_us)
             if stamp is not None and stamp.xid
-            else {}
+            else NO_COMMIT
         )
-        return records.at(position, {}).model_copy(update=known)
+        return records.at(position, {}, commit)
 
     def _changed(self) -> OperatorNeeded:
         return self._refused("the slot has decoded something else than before", "run this again")

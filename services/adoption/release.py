@@ -13,8 +13,9 @@ from typing import Final
 import structlog
 
 from schemas.errors import OperatorNeeded
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
 from schemas.lsn import format_lsn
+from schemas.progress import ProgressRecord
 from schemas.settings import Settings, require
 from services.adoption.connect_offsets import ConnectOffsets
 from services.adoption.offsets import released_offset
@@ -75,16 +76,15 @@ class Release:
             return 0
         self._require_rows(record)
         self._require_whole(record)
-        return record.end_lsn
+        return record.position.end_lsn
 
     def run(self) -> int:
         """Do it; return where Debezium begins. Raise SlotbridgeError."""
         lsn = self.plan()
         if lsn:
             record = self._last()
-            lsn = record.end_lsn
-            time_us = record.commit_time_us or record.ts_ms * 1000
-            self._offsets.write(self._offsets.read().key, released_offset(lsn, time_us))
+            lsn = record.position.end_lsn
+            self._offsets.write(self._offsets.read().key, released_offset(lsn, record.committed_us))
             reach("release offset")
             self._forget_progress()
             reach("release forgotten")
@@ -119,8 +119,8 @@ class Release:
     def _require_rows(self, record: ProgressRecord) -> None:
         """Raise SlotbridgeError where a snapshot has rows left to read: Debezium reads none."""
         timeline, points = self._primary.server.timeline, self._check.switch_points
-        owner = Owner(self._source.slot, timeline, record.end_lsn, points)
-        snapshot = self._settings.snapshot.in_effect(reads_rows=record.reads_rows)
+        owner = Owner(self._source.slot, timeline, record.position.end_lsn, points)
+        snapshot = self._settings.snapshot.in_effect(reads_rows=record.settings.reads_rows)
         witnesses = (self._primary, self._topics, owner)
         unread = unread_tables(self._settings, snapshot, *witnesses, OPERATION)
         if unread:
@@ -131,7 +131,7 @@ class Release:
             )
 
     def _require_whole(self, record: ProgressRecord) -> None:
-        if record.seq:
+        if record.position.seq:
             raise self._refused(
                 "Kafka has a part of a large transaction, which Debezium would repeat",
                 "start the bridge until the transaction is whole, stop it, and run this again",

@@ -9,7 +9,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from pydantic import BaseModel, ValidationError
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
+from schemas.progress import ProgressRecord
 from schemas.settings import KafkaSettings
 from services.kafka.client import client_options, kafka_error, make_client, passing
 
@@ -214,9 +215,13 @@ def parse_record(kind: type[Contract], topic: str, offset: int, value: bytes | s
     try:
         return kind.model_validate_json(value)
     except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the record"
         raise OperatorNeeded(
-            f"this record is not a {kind.__name__}: another program writes to this topic",
+            f"this record is not a {kind.__name__} as this release writes them ({where}: "
+            f"{first['msg']}): another release, or another program, writes to this topic",
             operation="read the topic",
             subject=f"{topic}[0]@{offset}",
-            hint="use another kafka.topic_prefix, or repair the topic",
+            hint="start the release that wrote it, use another kafka.topic_prefix, or repair the "
+            "topic",
         ) from error

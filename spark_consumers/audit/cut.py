@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressRecord
 from schemas.settings import Settings, require
 from spark_consumers.audit.source_snapshot import OPERATION
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
@@ -90,15 +90,19 @@ class Cuts:
 
     def _await_kafka(self, lsn: int, timeline: int, deadline: float) -> None:
         """Wait until Kafka has all that commits before `lsn`."""
-        while (found := self._progress.last()).end_lsn < lsn or found.timeline != timeline:
-            if found.timeline != timeline:
+        while True:
+            record = self._progress.last()
+            present = record.server.timeline
+            if present != timeline:
                 raise OperatorNeeded(
-                    f"Kafka's events are of timeline {found.timeline} now: a failover has happened",
+                    f"Kafka's events are of timeline {present} now: a failover has happened",
                     operation=OPERATION,
                     lsn=lsn,
                     hint="audit again",
                     exit_code=ExitCode.TIMELINE,
                 )
+            if record.position.end_lsn >= lsn:
+                break
             self._pause(lsn, deadline, "the bridge has not brought Kafka there yet")
         self._divergences.require_none()
 

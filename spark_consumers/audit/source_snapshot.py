@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import psycopg
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
-from schemas.events import ProgressRecord
 from schemas.lsn import parse_lsn
+from schemas.progress import ProgressRecord
 from schemas.settings import SourceSettings
 from spark_consumers.verify import postgres
 from spark_consumers.verify.source_identity import (
@@ -66,7 +66,7 @@ def source_snapshot(
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())
         ts_ms = time.time_ns() // 1_000_000
-        yield SourceSnapshot(connection, lsn, progress.timeline, ts_ms, progress)
+        yield SourceSnapshot(connection, lsn, progress.server.timeline, ts_ms, progress)
         connection.execute("ROLLBACK")
 
 

@@ -45,12 +45,12 @@ class KafkaState(NamedTuple):
     """The last progress record: Kafka has all before `end_lsn`.
 
     These transactions lie before the offset `written` of the transaction topic. `history`: each
-    ancestor of `timeline` -> the LSN at which it was left; None: not known.
+    ancestor of `timeline` -> the LSN at which it was left.
     """
 
     end_lsn: int
     timeline: int
-    history: Mapping[int, int] | None
+    history: Mapping[int, int]
     written: int
 
 
@@ -115,7 +115,9 @@ class KafkaLook:
                 self._tail.close()
             self._tail = None
             return None, error.message
-        return KafkaState(record.end_lsn, record.timeline, record.history, written), ""
+        server = record.server
+        state = KafkaState(record.position.end_lsn, server.timeline, server.history, written)
+        return state, ""
 
 
 def wait_page(tables: TablesState, kafka: KafkaLook) -> WaitPage:

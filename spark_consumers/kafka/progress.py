@@ -1,7 +1,8 @@
 """Reads the bridge's last progress record: up to where Kafka has events, and of which server."""
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
-from schemas.events import SETTLING_KEY_PREFIX, ProgressRecord, progress_topic
+from schemas.events import SETTLING_KEY_PREFIX, progress_topic
+from schemas.progress import ProgressRecord
 from schemas.settings import KafkaSettings
 from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.small_topic_tail import SmallTopicTail

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import SlotbridgeError
-from schemas.events import ProgressRecord, snapshot_topic
+from schemas.events import snapshot_topic
 from schemas.naming import schema_and_table, table_matches
+from schemas.progress import ProgressRecord
 from schemas.settings import KafkaSettings
 from schemas.snapshot import READ_ALL, SnapshotProgress, SnapshotRequest, SnapshotSettings
 from spark_consumers.kafka.reader import TopicOffsets
@@ -49,7 +50,7 @@ class Snapshots:
             return ""
         if any(table_matches(pattern, schema, name) for pattern in settings.exclude):
             return "snapshot.exclude leaves out rows from before the slot"
-        mode = settings.in_effect(reads_rows=record.reads_rows).mode
+        mode = settings.in_effect(reads_rows=record.settings.reads_rows).mode
         if mode is not None and not READ_ALL[mode]:
             return f"rows from before the slot were not sent (snapshot.mode {mode})"
         return "the bridge's snapshot has not sent its rows from before the slot"
@@ -65,9 +66,9 @@ class Snapshots:
 
 def _lasts(found: SnapshotProgress, record: ProgressRecord) -> bool:
     """Tell whether the present timeline has all that the snapshot's rows were read from."""
-    if found.timeline == record.timeline:
+    if found.timeline == record.server.timeline:
         return True
-    left = (record.history or {}).get(found.timeline)
+    left = record.server.history.get(found.timeline)
     return left is not None and found.commit_lsn < left and found.seen_lsn <= left
 
 

@@ -22,7 +22,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressRecord
 from schemas.settings import KafkaSettings, SourceSettings
 from schemas.timelines import switch_points
 from services.postgres.sessions import AUDIT, open_session
@@ -54,9 +54,6 @@ _MAY_CALL: Final = """
        AND p.pronargs = 1 AND p.proargtypes[0] = 'int4'::regtype
 """
 _THE_BRIDGES: Final = "source.conninfo must lead to the database that the bridge reads from"
-_AN_EARLIER_RELEASE: Final = (
-    "start the bridge with this release: the bridge notes it at its next commit"
-)
 
 
 class SourceIdentity(NamedTuple):
@@ -130,21 +127,14 @@ def require_same_source(record: ProgressRecord, found: SourceIdentity, operation
     Raise OperatorNeeded (WRONG_DATABASE, TIMELINE) for another one, Retryable (NOT_JUDGED) where
     that can't be told.
     """
-    if found.system_identifier != record.system_identifier:
+    if found.system_identifier != record.server.system_identifier:
         raise _another(
             operation,
             f"the server has another system identifier ({found.system_identifier}) than that of "
-            f"Kafka's events ({record.system_identifier})",
+            f"Kafka's events ({record.server.system_identifier})",
         )
     _require_same_timeline(record, found, operation)
-    if not record.publication_oid:
-        raise _unknown(
-            operation,
-            "the bridge's progress record is of an earlier release, and does not tell the "
-            "publication",
-            _AN_EARLIER_RELEASE,
-        )
-    if found.publication_oid != record.publication_oid:
+    if found.publication_oid != record.settings.publication_oid:
         raise _another(
             operation,
             "the database lacks the publication that Kafka's events are of",
@@ -200,10 +190,11 @@ def _require_same_timeline(record: ProgressRecord, found: SourceIdentity, operat
             "let the standby receive WAL from a primary, and grant pg_read_all_stats to the role "
             "(pg_stat_wal_receiver)",
         )
-    if number != record.timeline:
+    noted = record.server.timeline
+    if number != noted:
         what = "the standby receives" if found.standby else "the server is on"
         raise OperatorNeeded(
-            f"{what} timeline {number}, and Kafka's events are of timeline {record.timeline}",
+            f"{what} timeline {number}, and Kafka's events are of timeline {noted}",
             operation=operation,
             subject="the source",
             hint="wait until the bridge streams from the new primary, or correct source.conninfo",
@@ -211,13 +202,6 @@ def _require_same_timeline(record: ProgressRecord, found: SourceIdentity, operat
         )
     if number == _FIRST_TIMELINE:
         return
-    if record.history is None:
-        raise _unknown(
-            operation,
-            "the bridge's progress record is of an earlier release, and does not tell the history "
-            f"of timeline {number}",
-            _AN_EARLIER_RELEASE,
-        )
     if found.history is None:
         raise _unknown(
             operation,
@@ -226,7 +210,7 @@ def _require_same_timeline(record: ProgressRecord, found: SourceIdentity, operat
             "run sql/roles.sql again, which lets the role call slotfailover.timeline_history(), or "
             "give the role REPLICATION and a free walsender",
         )
-    if found.history != record.history:
+    if found.history != record.server.history:
         raise OperatorNeeded(
             f"the server is on another timeline of the same number {number} than that of Kafka's "
             "events: two servers were promoted",

@@ -254,7 +254,8 @@ def _stops_before_the_origin(run: TortureRun, until: int) -> bool:
     with contextlib.suppress(AssertionError):
         eventually(run.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
     last = run.progress()[-1]
-    if last.origin_lsn <= until < last.end_lsn - _JUST_BEHIND_BYTES and run.supervised.stopped():
+    end_lsn = last.position.end_lsn - _JUST_BEHIND_BYTES
+    if last.witness.lsn <= until < end_lsn and run.supervised.stopped():
         return True
     run.supervised.kill()
     return False
@@ -265,7 +266,7 @@ def _await_noted(run: TortureRun, until: int, seconds: float) -> None:
     time.sleep(seconds)
     with run.left_alone():
         eventually(
-            lambda: run.given_up or run.progress()[-1].origin_lsn > until,
+            lambda: run.given_up or run.progress()[-1].witness.lsn > until,
             what="the record notes a later origin",
             timeout_s=120,
             interval_s=0.5,
@@ -281,7 +282,7 @@ def _go_on(run: TortureRun, how: str) -> None:
     if how in _OVERTAKES:
         run.faults[_OVERTAKES[how]] += 1
         last = run.progress()[-1]
-        while wal_lsn(run.primary) <= max(last.end_lsn, last.wal_lsn):
+        while wal_lsn(run.primary) <= max(last.position.end_lsn, last.witness.wal_lsn):
             _haunt(run.primary, run.dbname)
 
 

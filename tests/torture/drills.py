@@ -97,7 +97,7 @@ def written_on(ground: Ground, brokers: Brokers) -> Compared:
     load.stop()
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
-    ends = dict(entry[:2] for entry in bridge.progress()[-1].ends[topic])
+    ends = dict(entry[:2] for entry in bridge.progress()[-1].kafka.ends[topic])
     brokers.swap_partition(topic, 0, "old", "new")
     brokers.write_up_to(topic, 0, ends[0] + 10)
     refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, "was cut off before")
@@ -128,11 +128,11 @@ def part_forgotten(ground: Ground, _brokers: Brokers) -> Compared:
         other.execute("COMMENT ON TABLE t IS 'a commit without events'")
         insert(one, _LARGE_ROWS)
     _killed_at(bridge, "between parts")
-    part = bridge.progress()[-1]
+    part = bridge.progress()[-1].position
     assert part.seq, part
     set_parameter(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
     _killed_at(bridge, "after kafka commit")
-    told = bridge.progress()[-1].end_lsn
+    told = bridge.progress()[-1].position.end_lsn
     assert part.end_lsn < told < part.commit_lsn, "it was told of no position before that commit"
     sessions_after(bridge, bridge.start)
     load = ground.load(server)

@@ -116,7 +116,7 @@ def _noted(run: TortureRun, topic: str, partition: int) -> int:
     ends = [
         offset
         for record in run.progress()
-        for number, offset, _ in record.ends.get(topic, [])
+        for number, offset, _ in record.kafka.ends.get(topic, [])
         if number == partition
     ]
     return max(ends, default=0)

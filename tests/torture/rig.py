@@ -13,7 +13,6 @@ from psycopg.conninfo import make_conninfo
 from schemas.events import (
     SETTLING_KEY_PREFIX,
     PreparedKey,
-    ProgressRecord,
     prepared_topic,
     progress_topic,
     recovery_topic,
@@ -23,6 +22,7 @@ from schemas.events import (
 )
 from schemas.lsn import format_lsn
 from schemas.naming import Naming
+from schemas.progress import ProgressRecord
 from schemas.recovery import RecoveryRecord
 from schemas.shaping import ShapingSettings
 from services.testbed.bed import Bed
@@ -369,11 +369,11 @@ def _outbox_topics(prefix: str) -> list[str]:
 def _parted(servers: str, prefix: str) -> set[int]:
     """The commits of which a progress record says that Kafka has a part."""
     return {
-        record.commit_lsn
+        record.position.commit_lsn
         for entry in _committed(servers, progress_topic(prefix))
         if entry.value is not None
         and not (entry.key or b"").startswith(SETTLING_KEY_PREFIX)
-        and (record := ProgressRecord.model_validate_json(entry.value)).seq
+        and (record := ProgressRecord.model_validate_json(entry.value)).position.seq
     }
 
 

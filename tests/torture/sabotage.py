@@ -12,11 +12,13 @@ from typing import Any, Final
 from confluent_kafka import KafkaException
 
 from schemas.errors import SlotbridgeError
-from schemas.events import PreparedRecord, ProgressRecord
+from schemas.events import PreparedRecord
+from schemas.progress import ProgressRecord
 from services.bridge.events.event import Event
 from services.bridge.pgoutput.messages import Begin
 from services.bridge.progress import consistency, ledger
 from services.bridge.progress.ledger import Ledger, Position
+from services.bridge.progress.wal_commit import NO_COMMIT
 from services.bridge.recovery import start_check
 from services.bridge.recovery.resume_record import Records
 from services.bridge.session import start as session_start
@@ -117,7 +119,7 @@ def _progress_before() -> None:
 
     def announce(self: GroupCommit, batch: EventBatch) -> None:
         if not self._producer.open:
-            commit_both(self._producer, self._record_of(batch.position, self._counts))
+            commit_both(self._producer, self._record_of(batch.position, self._counts, NO_COMMIT))
         send(self, batch)
 
     put(GroupCommit, "_send", announce)

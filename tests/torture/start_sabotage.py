@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressRecord
 from services.bridge import hanging
 from services.bridge.hanging import decision, transactions
 from services.bridge.hanging import notes as hanging_notes
@@ -77,8 +77,8 @@ def _no_turns() -> None:
 @mistake("a new timeline is not noted before its first change", "failover")
 def _timeline_not_entered() -> None:
     def enter(self: Records, record: ProgressRecord, _producer: Any) -> ProgressRecord:
-        if record.timeline == self.timeline:
-            self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
+        if record.server.timeline == self.timeline:
+            self._heartbeat.moved = Moved(record.witness.lsn, record.witness.wal_lsn)
         return record
 
     put(Records, "_enter", enter)
@@ -156,7 +156,8 @@ def _any_slot() -> None:
 @mistake("a timeline is known by its number", "failover", drill="same number")
 def _number_only() -> None:
     def same(record: ProgressRecord, seen: consistency.Witnesses) -> bool:
-        return record.timeline == seen.server.timeline or record.timeline in seen.switch_points
+        timeline = record.server.timeline
+        return timeline == seen.server.timeline or timeline in seen.switch_points
 
     put(consistency, "descends", same)
 
@@ -167,7 +168,8 @@ def _any_database() -> None:
 
     def blind(record: ProgressRecord, seen: consistency.Witnesses, slot: str) -> None:
         own = seen.server.system_identifier
-        check(record.model_copy(update={"system_identifier": own}), seen, slot)
+        server = record.server.model_copy(update={"system_identifier": own})
+        check(record.model_copy(update={"server": server}), seen, slot)
 
     put(consistency, "check_timeline", blind)
     put(start_check, "check_timeline", blind)

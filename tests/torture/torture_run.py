@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from schemas.errors import ExitCode
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
+from schemas.progress import ProgressRecord
 from schemas.settings import KafkaSettings
 from services.kafka.records import READ_DEADLINE_S, TopicReader, parse_record
 from services.testbed.bed import Bed
@@ -147,7 +148,7 @@ class TortureRun:
         """topic-partition -> the farthest end that any progress record notes, visible or not."""
         topic, found = progress_topic(self.bridge.prefix), dict[str, int]()
         for record in insist(lambda: list(self._all_progress(topic))):
-            for name, ends in record.ends.items():
+            for name, ends in record.kafka.ends.items():
                 for partition, offset, _ in ends:
                     place = f"{name}-{partition}"
                     found[place] = max(offset, found.get(place, 0))

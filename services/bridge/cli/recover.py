@@ -183,7 +183,8 @@ def _plan(
 def _since(diagnosis: Diagnosis) -> str:
     """Name the position behind which Kafka has nothing."""
     record = diagnosis.record
-    return format_lsn(record.end_lsn) if record and record.end_lsn else "the events in Kafka"
+    end_lsn = record.position.end_lsn if record else 0
+    return format_lsn(end_lsn) if end_lsn else "the events in Kafka"
 
 
 def _rows_never_published(settings: Settings, snapshot: SnapshotSettings) -> str:

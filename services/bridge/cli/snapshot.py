@@ -134,7 +134,7 @@ def _mode(snapshot: SnapshotSettings, topics: Topics, slot: str) -> str:
     if snapshot.mode is not None:
         return snapshot.mode
     record = topics.last_progress(slot) if topics.there(progress_topic(topics.prefix)) else None
-    return str(snapshot.in_effect(reads_rows=record is None or record.reads_rows).mode)
+    return str(snapshot.in_effect(reads_rows=record is None or record.settings.reads_rows).mode)
 
 
 def _look(topics: Topics, slot: str) -> Seen:

@@ -27,9 +27,9 @@ def print_status(console: Console, status: Status) -> None:
 def _lines(status: Status) -> Iterator[str]:
     record = status.progress
     if record is not None:
-        part = " and a part of the next transaction" if record.seq else ""
-        end_lsn = format_lsn(record.end_lsn)
-        yield f"kafka     has all up to {end_lsn}{part}, timeline {record.timeline}"
+        part = " and a part of the next transaction" if record.position.seq else ""
+        end_lsn = format_lsn(record.position.end_lsn)
+        yield f"kafka     has all up to {end_lsn}{part}, timeline {record.server.timeline}"
     elif status.kafka_problem:
         yield f"kafka     {status.kafka_problem}"
     else:

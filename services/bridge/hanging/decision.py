@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressRecord
 from services.bridge.hanging.republish_plan import further
 from services.bridge.recovery.event_positions import EventPosition, has
 from services.bridge.sink.offsets import Partition
@@ -58,13 +58,13 @@ def how_to_end(
         # producer, once nothing else hung (`republish`).
         again = record is not None and further(last, record) is last
         later = record is not None or len(found) < sum(map(bool, ours.values()))
-        turn = record.producer if record is not None and again else last.producer
+        turn = (record if record is not None and again else last).kafka.producer
         if tried >= {*partitions} and (again or not later):
             turn = 1 - turn
         return Ending({where: stuck[where] for where in partitions}, (turn,), commit=True)
     if not commit:  # of which nothing could be seen
         return Ending(stuck, BOTH, commit=False)
-    turns = BOTH if record is None else (record.producer,)
+    turns = BOTH if record is None else (record.kafka.producer,)
     partitions = [*ours] if record is None else _not_beyond(ours, record)
     return Ending({where: stuck[where] for where in partitions}, turns, commit=True)
 
@@ -100,13 +100,14 @@ def was_committed(
     """
     if last is not None and last.repairing:
         confirmed_lsn = 0
-    recorded = last.end_lsn if last is not None else 0
-    announced = max(recorded, last.ahead_lsn) if last is not None else 0
-    confirmed = hanging is not None and not hanging.seq and confirmed_lsn >= hanging.end_lsn
+    recorded = last.position.end_lsn if last is not None else 0
+    announced = max(recorded, last.position.ahead_lsn) if last is not None else 0
+    whole = hanging.position if hanging is not None and not hanging.position.seq else None
+    turns = {one.kafka.producer for one in ([hanging, *behind] if hanging is not None else [])}
     return (
-        confirmed
+        (whole is not None and confirmed_lsn >= whole.end_lsn)
         or origin_lsn > recorded
         or confirmed_lsn > announced
         or any(not has(last, position) for position in shown)
-        or (hanging is not None and any(one.producer != hanging.producer for one in behind))
+        or len(turns) > 1
     )

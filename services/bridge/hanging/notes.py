@@ -16,13 +16,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from schemas.events import (
-    SETTLING_KEY_PREFIX,
-    HangingRange,
-    ProgressRecord,
-    SettlingNote,
-    progress_topic,
-)
+from schemas.events import SETTLING_KEY_PREFIX, progress_topic
+from schemas.progress import HangingRange, ProgressRecord, SettlingNote
 from services.bridge.recovery.event_positions import is_note
 from services.bridge.sink.offsets import Partition
 from services.bridge.sink.topics import Topics

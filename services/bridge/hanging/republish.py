@@ -15,7 +15,8 @@ from typing import Final, Protocol
 import structlog
 
 from schemas.errors import OperatorNeeded
-from schemas.events import HangingRange, ProgressRecord, SettlingNote, progress_topic
+from schemas.events import progress_topic
+from schemas.progress import HangingRange, ProgressRecord, SettlingNote
 from services.bridge.events.event import Event
 from services.bridge.hanging.notes import clear
 from services.bridge.hanging.republish_plan import Judged, Terms, each_once, further, judge_range
@@ -90,7 +91,8 @@ def _ending(
     """
     topic = progress_topic(topics.prefix)
     if covers is not None:
-        own = covers.model_copy(update={"producer": 0})
+        kafka = covers.kafka.model_copy(update={"producer": 0})
+        own = covers.model_copy(update={"kafka": kafka})
         yield 0, Event(topic, slot.encode(), own.model_dump_json().encode())
     for key in notes:
         yield 0, Event(topic, key, None)
@@ -150,7 +152,7 @@ def _require_accepted(
         f"ended their transaction, and they can't be published again: {named}",
         operation="publish again what was aborted",
         subject=f"slot {slot}",
-        lsn=covers.end_lsn if covers is not None else None,
+        lsn=covers.position.end_lsn if covers is not None else None,
         hint="restore these rows in what has been made of the topics, then start once with "
         f"SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS=continue to go on without their events; or "
         f"{RECOVER}",

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from schemas.events import HangingRange, PreparedKey, ProgressRecord, prepared_topic
+from schemas.events import PreparedKey, prepared_topic
+from schemas.progress import HangingRange, ProgressRecord
 from services.bridge.recovery.event_positions import (
     EventPosition,
     KafkaRecord,
@@ -110,7 +111,8 @@ def further(one: ProgressRecord | None, other: ProgressRecord | None) -> Progres
 
 
 def _reach(record: ProgressRecord) -> tuple[int, int, int]:
-    return record.end_lsn, record.commit_lsn if record.seq else 0, record.seq
+    position = record.position
+    return position.end_lsn, position.commit_lsn if position.seq else 0, position.seq
 
 
 def _behind(position: EventPosition | None, first: EventPosition, terms: Terms) -> bool:

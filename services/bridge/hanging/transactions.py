@@ -29,12 +29,8 @@ from typing import Final, Protocol
 import structlog
 
 from schemas.errors import ExitCode, Retryable
-from schemas.events import (
-    SETTLED_KEY,
-    ProgressRecord,
-    prepared_topic,
-    progress_topic,
-)
+from schemas.events import SETTLED_KEY, prepared_topic, progress_topic
+from schemas.progress import ProgressRecord
 from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.hanging.decision import (

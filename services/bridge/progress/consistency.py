@@ -1,14 +1,14 @@
 """Checks whether a progress record belongs to this server and to its history. Pure.
 
-    what                      known to Kafka             asked of the server
-    the database              system_identifier          IDENTIFY_SYSTEM
-    its timeline              timeline, history          IDENTIFY_SYSTEM, TIMELINE_HISTORY
-    it was not set back       end_lsn                    where its WAL is flushed up to
-                              origin_lsn, wal_lsn        where the origin or sequence is
-                              xid, commit_time_us        the WAL at commit_lsn
-    what events are of        publication, its oid,      pg_publication, the settings
-                              source_origin
-    its slot                  (there is a record)        pg_replication_slots
+    what                      known to Kafka              asked of the server
+    the database              server.system_identifier    IDENTIFY_SYSTEM
+    its timeline              server.timeline, history    IDENTIFY_SYSTEM, TIMELINE_HISTORY
+    it was not set back       position.end_lsn            where its WAL is flushed up to
+                              witness.lsn, wal_lsn        where the origin or sequence is
+                              position.xid, …             the WAL at commit_lsn
+    what events are of        settings.publication,       pg_publication, the settings
+                              its oid, source_origin
+    its slot                  (there is a record)         pg_replication_slots
 
 Each is a lower bound: it holds for any record that was ever committed, not only for the last one.
 So it may be asked of a record that is merely visible, before anything is done
@@ -17,11 +17,12 @@ So it may be asked of a record that is merely visible, before anything is done
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from schemas.events import DivergenceRecord, ProgressRecord
+from schemas.events import DivergenceRecord
 from schemas.lsn import format_lsn
+from schemas.progress import ProgressPosition, ProgressRecord, ProgressWitness
 from services.bridge.progress.errors import (
     COMPARE,
     RECOVER,
@@ -34,10 +35,6 @@ from services.bridge.progress.sequence_set_back import sequence_creation, sequen
 from services.bridge.progress.wal_commit import WalCommit
 from services.postgres.server import Server
 from services.postgres.slots import Slot
-
-FIRST_TIMELINE = 1
-"""It has no ancestors, which needs no record to be known."""
-
 
 _WITNESSES = {"origin": "replication origin", "sequence": "witness sequence"}
 _OTHER_WITNESS = {"origin": _WITNESSES["sequence"], "sequence": _WITNESSES["origin"]}
@@ -77,7 +74,7 @@ class Witnesses:
     selection: Selection
     accepted: str = ""
     commit: WalCommit | None = None
-    witness: str = "origin"
+    witness: Literal["origin", "sequence"] = "origin"
     former_lsn: int | None = None
 
     @property
@@ -113,7 +110,7 @@ def check_server(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
         raise disagreement(
             "the slot is gone, although Kafka has its progress record",
             slot,
-            record.end_lsn,
+            record.position.end_lsn,
             f"changes after this LSN may be lost: {RECOVER}. If there was a failover, the slot was "
             "not ready for it (slotfailover check)",
         )
@@ -129,19 +126,20 @@ def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
     All that a hidden record can be asked: where the server has not its events, they are aborted.
     """
-    if record.system_identifier != seen.server.system_identifier:
+    known, server = record.server, seen.server
+    if known.system_identifier != server.system_identifier:
         raise OperatorNeeded(
-            f"the database has system identifier {seen.server.system_identifier}, Kafka's progress "
-            f"record {record.system_identifier}",
+            f"the database has system identifier {server.system_identifier}, Kafka's progress "
+            f"record {known.system_identifier}",
             operation=COMPARE,
             subject=f"slot {slot}",
             hint="correct source.conninfo, or use another kafka.topic_prefix for this database",
             exit_code=ExitCode.WRONG_DATABASE,
         )
-    if record.timeline > seen.server.timeline:
+    if known.timeline > server.timeline:
         raise Retryable(
-            f"the server is on timeline {seen.server.timeline}, Kafka's progress record on "
-            f"{record.timeline}: the server is an old primary",
+            f"the server is on timeline {server.timeline}, Kafka's progress record on "
+            f"{known.timeline}: the server is an old primary",
             operation=COMPARE,
             subject=f"slot {slot}",
             lsn=reached(record),
@@ -151,8 +149,8 @@ def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     if not descends(record, seen):
         raise Diverged(
             slot,
-            record.timeline,
-            seen.server.timeline,
+            known.timeline,
+            server.timeline,
             _fork(record, seen),
             reached(record),
             _another_timeline(record, seen),
@@ -161,30 +159,26 @@ def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 def reached(record: ProgressRecord) -> int:
     """Return how far Kafka has the record's timeline, a part of a transaction included."""
-    return max(record.end_lsn, record.commit_lsn + 1 if record.seq else 0)
+    position = record.position
+    return max(position.end_lsn, position.commit_lsn + 1 if position.seq else 0)
 
 
 def descends(record: ProgressRecord, seen: Witnesses) -> bool:
-    """Tell whether the record's timeline is the server's or, as far as known, an ancestor of it."""
-    timeline = record.timeline
+    """Tell whether the record's timeline is the server's or an ancestor of it."""
+    timeline = record.server.timeline
     if timeline != seen.server.timeline and timeline not in seen.switch_points:
         return False
-    history = _history(record)
-    return history is None or history == {
+    return record.server.history == {
         ancestor: lsn for ancestor, lsn in seen.switch_points.items() if ancestor < timeline
     }
 
 
 def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
     """Yield the checks that `check_server` could not make for lack of evidence."""
-    if _history(record) is None:
-        yield "the timeline's history"
     if not _origin_is_binding(record, seen):
         yield f"the {_WITNESSES[seen.witness]}'s position"
-    if record.commit_lsn and (seen.commit is None or not record.xid):
+    if record.position.commit_lsn and (seen.commit is None or not record.position.xid):
         yield "the last transaction's commit in the WAL"
-    if not record.publication:
-        yield "the publication and source.origin"
 
 
 def set_back(record: ProgressRecord, switch_lsn: int) -> ProgressRecord:
@@ -193,15 +187,15 @@ def set_back(record: ProgressRecord, switch_lsn: int) -> ProgressRecord:
     A part of a transaction stays if that transaction committed before the switch. The origin went
     back as well; the slot may be where it was announced to be, and stays so.
     """
-    update: dict[str, object] = {
-        "end_lsn": min(record.end_lsn, switch_lsn),
-        "ahead_lsn": min(record.ahead_lsn, switch_lsn),
-        "origin_lsn": 0,
-        "wal_lsn": 0,
-    }
-    if not (record.seq and record.commit_lsn < switch_lsn):
-        update |= {"commit_lsn": 0, "xid": 0, "commit_time_us": 0, "seq": 0, "counts": {}}
-    return record.model_copy(update=update)
+    position = record.position
+    end_lsn, ahead_lsn = min(position.end_lsn, switch_lsn), min(position.ahead_lsn, switch_lsn)
+    if position.seq and position.commit_lsn < switch_lsn:
+        update = {"end_lsn": end_lsn, "ahead_lsn": ahead_lsn}
+        position = position.model_copy(update=update)
+    else:
+        position = ProgressPosition(commit_lsn=0, end_lsn=end_lsn, seq=0, ahead_lsn=ahead_lsn)
+    witness = ProgressWitness(kind=record.witness.kind)
+    return record.model_copy(update={"position": position, "witness": witness})
 
 
 def is_lost(
@@ -233,19 +227,12 @@ def invalidated(found: Slot, slot: str) -> OperatorNeeded:
     )
 
 
-def _history(record: ProgressRecord) -> Mapping[int, int] | None:
-    return {} if record.timeline == FIRST_TIMELINE else record.history
-
-
-def _fork(record: ProgressRecord, seen: Witnesses) -> int | None:
-    """Return where the histories of record and server part, None if the record's is not known."""
-    history = _history(record)
-    if history is None:
-        return None
-    ours, theirs = sorted(history.items()), sorted(seen.switch_points.items())
+def _fork(record: ProgressRecord, seen: Witnesses) -> int:
+    """Return where the histories of record and server part."""
+    ours, theirs = sorted(record.server.history.items()), sorted(seen.switch_points.items())
     since = 0
     for at in range(max(len(ours), len(theirs))):
-        one = ours[at] if at < len(ours) else (record.timeline, None)
+        one = ours[at] if at < len(ours) else (record.server.timeline, None)
         other = theirs[at] if at < len(theirs) else (seen.server.timeline, None)
         if one != other:
             ends = [lsn for _, lsn in (one, other) if lsn is not None]
@@ -255,18 +242,17 @@ def _fork(record: ProgressRecord, seen: Witnesses) -> int | None:
 
 
 def _another_timeline(record: ProgressRecord, seen: Witnesses) -> str:
-    fork = _fork(record, seen)
-    where = "" if fork is None else f": they part at {format_lsn(fork)}"
-    if record.timeline == seen.server.timeline:
+    where = f": they part at {format_lsn(_fork(record, seen))}"
+    if record.server.timeline == seen.server.timeline:
         return f"is on another timeline of the same number{where}"
     return f"never was on it{where}"
 
 
 def _check_branch(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     """Require that Kafka has nothing of the record's timeline beyond where the server left it."""
-    left = seen.switch_points.get(record.timeline)
+    left = seen.switch_points.get(record.server.timeline)
     if left is not None and reached(record) > left:
-        raise Diverged(slot, record.timeline, seen.server.timeline, left, reached(record))
+        raise Diverged(slot, record.server.timeline, seen.server.timeline, left, reached(record))
 
 
 def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
@@ -275,10 +261,10 @@ def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
     A promoted standby must have it if it had the WAL of that move, which ends at `wal_lsn` or
     before.
     """
-    if not record.origin_lsn or record.witness != seen.witness:
+    if not record.witness.lsn or record.witness.kind != seen.witness:
         return False
-    left = seen.switch_points.get(record.timeline)
-    return left is None or record.wal_lsn <= left
+    left = seen.switch_points.get(record.server.timeline)
+    return left is None or record.witness.wal_lsn <= left
 
 
 def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
@@ -286,10 +272,10 @@ def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
 
     A promoted standby has it on the record's timeline, from before the point where it left that.
     """
-    found = seen.commit
-    if found is None or not record.xid:
+    found, position = seen.commit, record.position
+    if found is None or not position.xid:
         return True
-    return found.xid in (0, record.xid) and found.time_us == record.commit_time_us
+    return found.xid in (0, position.xid) and found.time_us == position.commit_time_us
 
 
 def _has_move(record: ProgressRecord, seen: Witnesses) -> bool:
@@ -297,10 +283,10 @@ def _has_move(record: ProgressRecord, seen: Witnesses) -> bool:
 
     The slot proves nothing: somebody may have made it anew on a server that was set back.
     """
-    found = seen.commit
-    if found is None or not record.xid or found.xid != record.xid:
+    found, xid = seen.commit, record.position.xid
+    if found is None or not xid or found.xid != xid:
         return False
-    return _has_commit(record, seen) and found.end_lsn >= record.wal_lsn
+    return _has_commit(record, seen) and found.end_lsn >= record.witness.wal_lsn
 
 
 def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
@@ -311,31 +297,32 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     """
     origin_lsn = seen.origin_lsn or 0
     known_lsn = reached(record)
-    if record.timeline == seen.server.timeline and known_lsn > seen.wal_lsn:
+    if record.server.timeline == seen.server.timeline and known_lsn > seen.wal_lsn:
         what = f"its WAL ends at {format_lsn(seen.wal_lsn)}, Kafka's record has its WAL up to"
         known = known_lsn
     elif _origin_is_binding(record, seen) and seen.origin_lsn is None:
         raise disagreement(
             f"the {_WITNESSES[seen.witness]} has no position, but by Kafka's record it was at "
-            f"{format_lsn(record.origin_lsn)}: it was dropped, or the server was set back",
+            f"{format_lsn(record.witness.lsn)}: it was dropped, or the server was set back",
             slot,
-            record.end_lsn,
+            record.position.end_lsn,
             f"if the {seen.witness} alone was dropped: {_restoring(record, slot)}; else {RECOVER}",
         )
     elif not _has_commit(record, seen):
-        what = f"its WAL lacks the commit of transaction {record.xid} that Kafka's record has at"
-        known = record.commit_lsn
-    elif not (_origin_is_binding(record, seen) and record.origin_lsn > origin_lsn):
+        xid = record.position.xid
+        what = f"its WAL lacks the commit of transaction {xid} that Kafka's record has at"
+        known = record.position.commit_lsn
+    elif not (_origin_is_binding(record, seen) and record.witness.lsn > origin_lsn):
         return
     elif seen.witness == "sequence":
         raise sequence_set_back(record, slot, origin_lsn, alone=_has_move(record, seen))
     else:
         name = _WITNESSES[seen.witness]
         what = f"its {name} is at {format_lsn(origin_lsn)}, by Kafka's record it was at"
-        known = record.origin_lsn
+        known = record.witness.lsn
     raise Diverged(
         slot,
-        record.timeline,
+        record.server.timeline,
         seen.server.timeline,
         seen.agreed_lsn or None,
         reached(record),
@@ -346,11 +333,11 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 def _restoring(record: ProgressRecord, slot: str) -> str:
     """Return the SQL that restores the witness where it was by the record."""
-    if record.witness == "origin":
+    if record.witness.kind == "origin":
         return (
             f"SELECT pg_replication_origin_create('slotbridge_{slot}'), "
             f"pg_replication_origin_advance('slotbridge_{slot}', "
-            f"'{format_lsn(record.origin_lsn)}')"
+            f"'{format_lsn(record.witness.lsn)}')"
         )
     return sequence_creation(record, slot)
 
@@ -363,8 +350,9 @@ def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None
     now = seen.selection
     if not now.oid:
         raise publication_gone(now.publication)
-    then = Selection(record.publication, record.publication_oid, record.source_origin)
-    if not then.publication or then == now:
+    noted = record.settings
+    then = Selection(noted.publication, noted.publication_oid, noted.source_origin)
+    if then == now:
         return
     if then.publication != now.publication:
         what = f"they are of publication {now.publication} now"
@@ -376,24 +364,25 @@ def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None
         f"the events in Kafka are of publication {then.publication} (oid {then.oid}) with "
         f"source.origin {then.origin}; {what}"
     )
-    if record.seq:
+    if record.position.seq:
         raise disagreement(
             f"{message}; Kafka has only a part of the transaction at "
-            f"{format_lsn(record.commit_lsn)}, and the rest would be numbered differently",
+            f"{format_lsn(record.position.commit_lsn)}, and the rest would be numbered differently",
             slot,
-            record.end_lsn,
+            record.position.end_lsn,
             "start with the former publication and source.origin until Kafka has all of that "
             f"transaction; if the former publication is gone, {RECOVER}",
         )
     if seen.accepted == str(now):
         return
+    since = format_lsn(record.position.end_lsn)
     raise SelectionChanged(
         f"{message}: the server never sends changes that were committed while this publication "
         "did not include them",
         operation=COMPARE,
         subject=f"slot {slot}",
-        lsn=record.end_lsn,
+        lsn=record.position.end_lsn,
         hint=f"go back to publication {then.publication} and source.origin {then.origin}, or "
-        f"accept that such changes since {format_lsn(record.end_lsn)} never come to Kafka, for "
+        f"accept that such changes since {since} never come to Kafka, for "
         f"this publication alone: SLOTBRIDGE_BRIDGE__ACCEPT_UNSENT_CHANGES_OF={now}",
     )

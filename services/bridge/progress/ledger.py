@@ -16,8 +16,8 @@ then it follows WAL without events as far as the last record in Kafka has announ
 
 from typing import NamedTuple
 
-from schemas.events import ProgressRecord
 from schemas.lsn import format_lsn
+from schemas.progress import ProgressRecord
 from services.bridge.progress.consistency import Witnesses, check_server, invalidated
 from services.bridge.progress.errors import RECOVER, disagreement
 from services.postgres.slots import Slot
@@ -97,7 +97,9 @@ def resume_at(record: ProgressRecord, slot: Slot | None) -> Position:
     next record could name a position before the slot's, which announces nothing.
     """
     confirmed = (slot.confirmed_flush_lsn if slot is not None else None) or 0
-    return Position(record.commit_lsn, max(record.end_lsn, confirmed), record.seq)
+    return Position(
+        record.position.commit_lsn, max(record.position.end_lsn, confirmed), record.position.seq
+    )
 
 
 def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
@@ -106,22 +108,24 @@ def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     Raise what check_server raises, and OperatorNeeded (WITNESSES_DISAGREE).
     """
     check_server(record, seen, slot)
-    if seen.noted_lsn is not None and seen.noted_lsn > record.end_lsn:
+    if seen.noted_lsn is not None and seen.noted_lsn > record.position.end_lsn:
         by_hand = ", or somebody has set the sequence" if "sequence" in seen.noted_by else ""
         raise disagreement(
             f"the {seen.noted_by} has {format_lsn(seen.noted_lsn)}, Kafka only "
-            f"{format_lsn(record.end_lsn)}: Kafka lost committed data{by_hand}",
+            f"{format_lsn(record.position.end_lsn)}: Kafka lost committed data{by_hand}",
             slot,
-            record.end_lsn,
+            record.position.end_lsn,
             f"restore the topics, or {RECOVER}",
         )
     confirmed = seen.slot.confirmed_flush_lsn if seen.slot is not None else None
-    if confirmed is not None and confirmed > max(record.end_lsn, record.ahead_lsn):
+    if confirmed is not None and confirmed > max(
+        record.position.end_lsn, record.position.ahead_lsn
+    ):
         raise disagreement(
             f"the slot is confirmed up to {format_lsn(confirmed)}, Kafka has "
-            f"{format_lsn(record.end_lsn)}: the changes between can't be decoded again",
+            f"{format_lsn(record.position.end_lsn)}: the changes between can't be decoded again",
             slot,
-            record.end_lsn,
+            record.position.end_lsn,
             f"someone else advanced or recreated the slot: {RECOVER}",
         )
 

@@ -9,8 +9,8 @@ pg_restore set it back alone.
     anything else                                       either may be; nobody guesses
 """
 
-from schemas.events import ProgressRecord
 from schemas.lsn import format_lsn
+from schemas.progress import ProgressRecord
 from services.bridge.progress.errors import COMPARE, RECOVER, SequenceSetBack
 from services.postgres.witness_sequences import SCHEMA, sequence_name
 
@@ -21,7 +21,7 @@ def sequence_set_back(
     """Return the error of a sequence at `found_lsn`; `alone`: the server was not set back."""
     message = (
         f"the witness sequence is at {format_lsn(found_lsn)}, by Kafka's record it was at "
-        f"{format_lsn(record.origin_lsn)}"
+        f"{format_lsn(record.witness.lsn)}"
     )
     remedy = _setting(record, slot)
     if alone:
@@ -37,7 +37,7 @@ def sequence_set_back(
             f"were, or if you are not sure, {RECOVER}"
         )
     return SequenceSetBack(
-        message, operation=COMPARE, subject=f"slot {slot}", lsn=record.end_lsn, hint=hint
+        message, operation=COMPARE, subject=f"slot {slot}", lsn=record.position.end_lsn, hint=hint
     )
 
 
@@ -50,4 +50,4 @@ def sequence_creation(record: ProgressRecord, slot: str) -> str:
 
 
 def _setting(record: ProgressRecord, slot: str) -> str:
-    return f"SELECT setval('{SCHEMA}.{sequence_name(slot)}', {record.origin_lsn})"
+    return f"SELECT setval('{SCHEMA}.{sequence_name(slot)}', {record.witness.lsn})"

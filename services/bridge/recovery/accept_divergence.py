@@ -11,8 +11,9 @@ from typing import Literal
 
 import structlog
 
-from schemas.events import DivergenceRecord, ProgressRecord, divergence_topic, prepared_topic
+from schemas.events import DivergenceRecord, divergence_topic, prepared_topic
 from schemas.lsn import format_lsn
+from schemas.progress import ProgressRecord
 from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.progress.consistency import set_back
@@ -55,7 +56,7 @@ def accept(
     )
     lost = DivergenceRecord(
         slot=error.slot,
-        system_identifier=record.system_identifier,
+        system_identifier=record.server.system_identifier,
         lost_timeline=error.timeline,
         timeline=error.server_timeline,
         switch_lsn=error.switch_lsn,
@@ -72,8 +73,9 @@ def accept(
         ]
     )
     reach("divergence sent")
-    identity = {"timeline": primary.server.timeline, "history": dict(switch_points)}
-    back = set_back(record, error.switch_lsn).model_copy(update={**identity, "ts_ms": now_ms})
+    history = {"timeline": primary.server.timeline, "history": dict(switch_points)}
+    server = record.server.model_copy(update=history)
+    back = set_back(record, error.switch_lsn).model_copy(update={"server": server, "ts_ms": now_ms})
     producer.commit(back)
     return back
 

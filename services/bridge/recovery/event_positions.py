@@ -15,14 +15,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from schemas import wire
 from schemas.errors import OperatorNeeded
-from schemas.events import (
-    SETTLED_KEY,
-    SETTLING_KEY_PREFIX,
-    PreparedKey,
-    ProgressRecord,
-    own_topics,
-    prepared_topic,
-)
+from schemas.events import SETTLED_KEY, SETTLING_KEY_PREFIX, PreparedKey, own_topics, prepared_topic
+from schemas.progress import ProgressRecord
 from schemas.shaping import POSITION, field_name
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.transactions.staging import DECIDED_AT
@@ -115,8 +109,9 @@ def has(last: ProgressRecord | None, position: EventPosition) -> bool:
     """Tell whether the event at `position` is among what the record covers."""
     if last is None:
         return False
-    in_part = position.commit_lsn == last.commit_lsn and position.seq < last.seq
-    return position.commit_lsn < last.end_lsn or in_part
+    known = last.position
+    in_part = position.commit_lsn == known.commit_lsn and position.seq < known.seq
+    return position.commit_lsn < known.end_lsn or in_part
 
 
 def position_of(

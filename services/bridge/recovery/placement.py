@@ -70,10 +70,9 @@ def _encoders(kafka: KafkaSettings) -> str:
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the groups of settings that are known of both times, and differ.
 
-    A record without `shaping.partition_by` or `kafka.key_bytes` is of a release without this
-    setting.
+    A record without `shaping.partition_by` is of an adoption: see `with_keyless_spread`.
     """
-    then = {PARTITION_BY: _digest({}), _BYTES: _digest("own"), **then}
+    then = {PARTITION_BY: _digest({}), **then}
     return [
         name
         for name, digest in now.items()
@@ -89,7 +88,7 @@ def refitted(then: Mapping[str, str], now: Mapping[str, str]) -> bool:
 
 
 def spreads_keyless(then: Mapping[str, str] | None) -> bool:
-    """Tell whether the release of a progress record sent tables without a key to any partition."""
+    """Tell whether the records so far may have rows without a key in any partition."""
     return then is None or PARTITION_BY not in then
 
 

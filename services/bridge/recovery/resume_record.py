@@ -2,13 +2,21 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from schemas.events import ProgressRecord
+from schemas.progress import (
+    ProgressKafka,
+    ProgressPosition,
+    ProgressRecord,
+    ProgressServer,
+    ProgressSettings,
+    ProgressWitness,
+)
 from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.ledger import Position
+from services.bridge.progress.wal_commit import NO_COMMIT, WalCommit
 from services.bridge.recovery.placement import log_changed
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
@@ -33,22 +41,36 @@ class Records:
         slot: str,
         heartbeat: Heartbeat,
         seen: Witnesses,
-        placement: Mapping[str, str],
+        placement: Mapping[str, str] | None,
         storage_id: str | None = "",
         *,
         reads_rows: bool = False,
     ) -> None:
-        self._placement = placement
-        self._storage_id = storage_id
+        """`placement`: how rows are placed; None: not known."""
         self._slot = slot
-        self._reads_rows = reads_rows
         self._heartbeat = heartbeat
-        self._seen = seen
+        self._kind = seen.witness
+        # Made once: only `position` and `witness` differ from record to record of a session, and
+        # `kafka`, which the producer puts in.
+        self._kafka = ProgressKafka()
+        self._server = ProgressServer(
+            system_identifier=seen.server.system_identifier,
+            timeline=seen.server.timeline,
+            history=dict(seen.switch_points),
+        )
+        self._settings = ProgressSettings(
+            publication=seen.selection.publication,
+            publication_oid=seen.selection.oid,
+            source_origin=seen.selection.origin,
+            placement=None if placement is None else dict(placement),
+            storage_id=storage_id,
+            reads_rows=reads_rows,
+        )
 
     @property
     def timeline(self) -> int:
         """The timeline of the server that this session streams from."""
-        return self._seen.server.timeline
+        return self._server.timeline
 
     def resume(
         self,
@@ -65,21 +87,30 @@ class Records:
             self._enter(record, producer) if record else self._begin(primary, producer, first_slot)
         )
 
-    def at(self, position: Position, counts: Mapping[str, int]) -> ProgressRecord:
-        """Make the record of `position`, with the counts by table of a transaction so far."""
-        moved = self._heartbeat.moved
+    def at(
+        self, position: Position, counts: Mapping[str, int], commit: WalCommit = NO_COMMIT
+    ) -> ProgressRecord:
+        """Make the record of `position`, where `commit` is in the WAL.
+
+        `counts`: by table, of a transaction so far.
+        """
+        commit_lsn, end_lsn, seq = position
         return ProgressRecord(
             slot=self._slot,
-            **self._identity(),
-            commit_lsn=position.commit_lsn,
-            end_lsn=position.end_lsn,
-            seq=position.seq,
-            counts=dict(counts) if position.seq else {},
             ts_ms=time.time_ns() // 1_000_000,
-            reads_rows=self._reads_rows,
-            ahead_lsn=position.end_lsn + AHEAD_BYTES if self._heartbeat.commits_wait else 0,
-            origin_lsn=moved.origin_lsn,
-            wal_lsn=moved.wal_lsn,
+            position=ProgressPosition(
+                commit_lsn=commit_lsn,
+                end_lsn=end_lsn,
+                seq=seq,
+                counts=dict(counts) if seq else {},
+                ahead_lsn=end_lsn + AHEAD_BYTES if self._heartbeat.commits_wait else 0,
+                xid=commit.xid,
+                commit_time_us=commit.time_us,
+            ),
+            server=self._server,
+            witness=self._witness(),
+            kafka=self._kafka,
+            settings=self._settings,
         )
 
     def _begin(
@@ -107,39 +138,17 @@ class Records:
         ends of partitions that hold instead of those noted before. What `record` tells of the
         origin was true on the record's own timeline, and of its own witness.
         """
-        now = self._identity()
-        log_changed(record.placement, self._placement)
-        if (record.timeline, record.witness) == (self.timeline, self._seen.witness):
-            self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
-        known = all(getattr(record, name) == value for name, value in now.items())
+        log_changed(record.settings.placement, self._settings.placement or {})
+        if (record.server.timeline, record.witness.kind) == (self.timeline, self._kind):
+            self._heartbeat.moved = Moved(record.witness.lsn, record.witness.wal_lsn)
+        now = {"server": self._server, "witness": self._witness(), "settings": self._settings}
+        known = all(getattr(record, name) == part for name, part in now.items())
         if known and not producer.tails.renewed:
             return record
-        moved = self._heartbeat.moved
-        record = record.model_copy(
-            update={
-                **now,
-                "ts_ms": time.time_ns() // 1_000_000,
-                "origin_lsn": moved.origin_lsn,
-                "wal_lsn": moved.wal_lsn,
-            }
-        )
+        record = record.model_copy(update={**now, "ts_ms": time.time_ns() // 1_000_000})
         producer.commit(record)
         return record
 
-    def _identity(self) -> dict[str, Any]:
-        """Return the fields that identify the server and the storage of large values.
-
-        They also tell how the server's events are placed.
-        """
-        selection = self._seen.selection
-        return {
-            "system_identifier": self._seen.server.system_identifier,
-            "timeline": self.timeline,
-            "history": dict(self._seen.switch_points),
-            "witness": self._seen.witness,
-            "publication": selection.publication,
-            "publication_oid": selection.oid,
-            "source_origin": selection.origin,
-            "placement": dict(self._placement),
-            "storage_id": self._storage_id,
-        }
+    def _witness(self) -> ProgressWitness:
+        lsn, wal_lsn = self._heartbeat.moved
+        return ProgressWitness(kind=self._kind, lsn=lsn, wal_lsn=wal_lsn)

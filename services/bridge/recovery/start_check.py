@@ -9,13 +9,8 @@ from typing import Final
 import structlog
 
 from schemas.errors import OperatorNeeded, Retryable, SlotbridgeError
-from schemas.events import (
-    DivergenceRecord,
-    ProgressRecord,
-    divergence_topic,
-    schema_topic,
-    transaction_topic,
-)
+from schemas.events import DivergenceRecord, divergence_topic, schema_topic, transaction_topic
+from schemas.progress import ProgressRecord
 from schemas.settings import BridgeSettings
 from services.bridge.progress.consistency import (
     Witnesses,
@@ -189,10 +184,10 @@ class StartCheck:
 
     def _commit(self, record: ProgressRecord, wal_lsn: int) -> WalCommit | None:
         """Return the WAL's commit at the record's `commit_lsn`, None if that is unknown."""
-        lsn, timeline = record.commit_lsn, record.timeline
+        lsn, timeline = record.position.commit_lsn, record.server.timeline
         own = timeline == self._primary.server.timeline
         end = wal_lsn if own else self.switch_points.get(timeline, 0)
-        if not record.xid or lsn + RECORD_BYTES_MIN > end:
+        if not record.position.xid or lsn + RECORD_BYTES_MIN > end:
             return None
         if (timeline, lsn) not in self._commits:
             try:

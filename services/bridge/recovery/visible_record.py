@@ -9,7 +9,8 @@ A bridge that is alive may go on writing meanwhile. What was committed stays tru
 import time
 from typing import NamedTuple
 
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
+from schemas.progress import ProgressRecord
 from services.bridge.recovery.event_positions import is_note
 from services.bridge.sink.topics import Topics
 from services.kafka.records import READ_DEADLINE_S, parse_record

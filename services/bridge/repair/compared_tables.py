@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 
 from schemas.errors import BadInput, ExitCode, Retryable
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressPosition
 from schemas.recovery import TableRepair
 from services.bridge.events.event import Event
 from services.bridge.events.shaping.tables import Shaping
@@ -154,7 +154,7 @@ class ComparedTables:
             for name, one in self._tables.items()
         }
 
-    def events(self, part: ProgressRecord | None) -> Iterator[Event]:
+    def events(self, part: ProgressPosition | None) -> Iterator[Event]:
         """Yield BEGIN, schema events, differences and END.
 
         `part`: Kafka has a part of the transaction that it names, whose END comes first.

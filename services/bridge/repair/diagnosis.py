@@ -14,7 +14,7 @@ a server or broker that does not answer
 from typing import NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressRecord
 from services.bridge.progress.errors import NamesLost
 from services.bridge.recovery.event_positions import Lost
 from services.bridge.recovery.start_check import StartCheck

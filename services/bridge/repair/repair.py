@@ -24,7 +24,8 @@ from typing import Final
 import structlog
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from schemas.events import ProgressRecord, recovery_topic, snapshot_topic
+from schemas.events import recovery_topic, snapshot_topic
+from schemas.progress import ProgressPosition, ProgressRecord
 from schemas.recovery import RecoveryRecord
 from schemas.settings import Settings, require
 from services.bridge.events.event import Event
@@ -35,7 +36,6 @@ from services.bridge.progress.consistency import Witnesses, reached
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.accept_divergence import lost_staging
 from services.bridge.recovery.last_events import last_positions
-from services.bridge.recovery.placement import placement_of
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.repair.baseline import Baseline
@@ -99,7 +99,6 @@ class Repair:
         self._diagnosis = diagnosis
         self._without = without
         self._while_waiting = while_waiting
-        self._placement = placement_of(settings.shaping, self._bridge, self._kafka)
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._baseline = Baseline(
             primary.conninfo,
@@ -206,8 +205,8 @@ class Repair:
     def _confirm_storage(self, last: ProgressRecord | None) -> str | None:
         """Return the id of the storage of large values; not known where Kafka has no record."""
         if self._claim_checks is None:
-            return None if last is None else last.storage_id
-        noted = None if last is None else last.storage_id
+            return None if last is None else last.settings.storage_id
+        noted = None if last is None else last.settings.storage_id
         return self._claim_checks.confirm(noted, first=False)
 
     def _known_lsn(self, folded_lsn: int, last: ProgressRecord | None) -> int:
@@ -218,17 +217,20 @@ class Repair:
         noted = max(self._primary.origin_lsn() or 0, self._primary.former_lsn() or 0)
         return max(folded_lsn, recorded_lsn, noted, beyond_lsn)
 
-    def _part(self, last: ProgressRecord | None) -> ProgressRecord | None:
-        """Return the last record if Kafka has but a part of its transaction, and nothing behind."""
-        if last is None or not last.seq or not last.xid:
+    def _part(self, last: ProgressRecord | None) -> ProgressPosition | None:
+        """Return the last position if Kafka has but a part of its transaction, none behind it."""
+        if last is None or not last.position.seq or not last.position.xid:
             return None
-        return last if self._shown <= (last.commit_lsn, last.seq) else None
+        position = last.position
+        return position if self._shown <= (position.commit_lsn, position.seq) else None
 
     def _note(self, producer: TransactionalProducer, last: ProgressRecord | None) -> None:
         """Note the repair in Kafka, so that no bridge starts on the new slot before its end."""
         beginning = self._record(last, self._check.witnesses(), Position(0, 0, 0))
-        noted = {"repairing": True, "ahead_lsn": 0, "ts_ms": beginning.ts_ms}
-        producer.commit((last or beginning).model_copy(update=noted))
+        noted = last or beginning
+        position = noted.position.model_copy(update={"ahead_lsn": 0})
+        update = {"repairing": True, "position": position, "ts_ms": beginning.ts_ms}
+        producer.commit(noted.model_copy(update=update))
 
     def _make_slot(self) -> None:
         reach("recover dropping")
@@ -280,7 +282,7 @@ class Repair:
             system_identifier=seen.server.system_identifier,
             timeline=seen.server.timeline,
             reason=self._diagnosis.reason.message if self._diagnosis.reason else "--force",
-            from_lsn=last.end_lsn if last is not None else 0,
+            from_lsn=last.position.end_lsn if last is not None else 0,
             lsn=self._baseline.lsn,
             commit_lsn=self._baseline.commit_lsn,
             tables=self._tables.results(),
@@ -327,14 +329,15 @@ class Repair:
             self._source.slot,
             heartbeat,
             seen,
-            self._placement,
+            None if last is None else last.settings.placement,
             self._storage_id,
             reads_rows=self.snapshot.reads_all,
         )
-        placement = None if last is None else last.placement
-        return records.at(position, {}).model_copy(update={"placement": placement})
+        return records.at(position, {})
 
 
 def _reads_rows(record: ProgressRecord | None, topics: Topics) -> bool:
     """Tell whether the prefix began with a snapshot: if the record is lost, its topic tells."""
-    return topics.there(snapshot_topic(topics.prefix)) if record is None else record.reads_rows
+    if record is None:
+        return topics.there(snapshot_topic(topics.prefix))
+    return record.settings.reads_rows

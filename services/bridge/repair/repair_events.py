@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressPosition
 from services.bridge.events.errors import ExpressionFailed, not_encoded
 from services.bridge.events.event import Event, Stamp, placeholder_values
 from services.bridge.events.row_encoders import holds_placeholder
@@ -38,7 +38,7 @@ class RepairEvents(RowEvents):
         texts.source_db = texts.source_db.replace('"snapshot":"true"', '"snapshot":"repair"', 1)
         self.begin(stamp)
 
-    def end_of(self, part: ProgressRecord) -> list[Event]:
+    def end_of(self, part: ProgressPosition) -> list[Event]:
         """Return the END of the transaction that Kafka has a part of, which ends there for good.
 
         It counts the events of that part. Call this before other events are made.

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import structlog
 
-from schemas.events import PreparedRecord, ProgressRecord, prepared_topic
+from schemas.events import PreparedRecord, prepared_topic
 from schemas.lsn import format_lsn
+from schemas.progress import ProgressRecord
 from schemas.registry import RegistrySettings
 from schemas.snapshot import SnapshotSettings
 from services.bridge import compiled, metrics
@@ -218,7 +219,7 @@ class _Opening:
     def _snapshot_settings(self, record: ProgressRecord | None) -> SnapshotSettings:
         """Return the snapshot's settings with the mode that is in effect."""
         given = self._settings.snapshot
-        snapshot = given.in_effect(reads_rows=record is None or record.reads_rows)
+        snapshot = given.in_effect(reads_rows=record is None or record.settings.reads_rows)
         if given.mode is None and not snapshot.reads_all:
             logger.info(
                 "rows from before the slot are not sent: this topic prefix began without them",
@@ -239,7 +240,8 @@ class _Opening:
         """Build what encodes, sends and commits; start the stream."""
         record, heartbeat, timeline = agreed.record, agreed.heartbeat, agreed.records.timeline
         start = resume_at(record, agreed.seen.slot)
-        ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
+        position = record.position
+        ledger = Ledger(start, position.end_lsn, position.ahead_lsn)
         standby_status = StandbyStatus(
             connection,
             ledger,
@@ -275,7 +277,7 @@ class _Opening:
         bytes_max = self._bridge.transaction_bytes_max
         pipeline = Pipeline(
             spool,
-            Assembler(encoding.envelope, start, bytes_max, record.counts, encoding.shaping),
+            Assembler(encoding.envelope, start, bytes_max, position.counts, encoding.shaping),
             emit=group_commit.take if snapshot is None else snapshot.emit,
             while_waiting=liveness.tick,
             prepared_topic=prepared_topic(self._prefix),

@@ -5,8 +5,8 @@ from functools import partial
 
 import structlog
 
-from schemas.events import ProgressRecord
 from schemas.naming import Naming
+from schemas.progress import ProgressRecord
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.recovery.fit import require_fitting, unfit
 from services.bridge.recovery.placement import spreads_keyless
@@ -36,7 +36,7 @@ def check_settings(
 
     `record`: the last progress record, `placement`: the digests of the settings.
     """
-    upgraded = record is not None and spreads_keyless(record.placement)
+    upgraded = record is not None and spreads_keyless(record.settings.placement)
     if not (shaping.has_rules or upgraded):
         return
     found = primary.ask("read the published tables", partial(_read, publication=publication))
@@ -47,7 +47,7 @@ def check_settings(
             logger.info("not judged: whether tables without a key go to other partitions")
         return
     shapes, below = found
-    then = None if record is None else record.placement or {}
+    then = None if record is None else record.settings.placement or {}
     errors = unfit(shaping, [shape.relation for shape in shapes], below)
     require_fitting(errors, then, placement)
     if not upgraded:

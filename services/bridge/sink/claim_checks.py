@@ -20,8 +20,8 @@ from typing import Final
 import structlog
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SlotbridgeError
-from schemas.events import ProgressRecord
 from schemas.large_values import ClaimCheckSettings, Reference, sha256
+from schemas.progress import ProgressRecord
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.failpoints import reach
@@ -266,7 +266,7 @@ def storage_id_of(checks: ClaimChecks | None, record: ProgressRecord | None) -> 
     `record`: the last one, None before the first. Without large values its id is kept.
     """
     first = record is None
-    noted = "" if record is None else record.storage_id
+    noted = "" if record is None else record.settings.storage_id
     return noted if checks is None else checks.confirm(noted, first=first)
 
 

@@ -19,12 +19,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressRecord
 from schemas.settings import BridgeSettings
 from services.bridge import metrics
 from services.bridge.events.event import Stamp
 from services.bridge.failpoints import reach
 from services.bridge.progress.ledger import Ledger, Position
+from services.bridge.progress.wal_commit import NO_COMMIT, WalCommit
 from services.bridge.sink import row_tally
 from services.bridge.sink.batch_queue import Waiting
 from services.bridge.sink.claim_checks import ClaimChecks
@@ -45,7 +46,7 @@ QUIET_S: Final = 0.01
 WAITING_BYTES_MAX: Final = 8 * 2**20
 """Bytes of batches that are encoded ahead while Kafka commits."""
 
-Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
+Recorder = Callable[[Position, Mapping[str, int], WalCommit], ProgressRecord]
 
 
 class Commit(NamedTuple):
@@ -59,7 +60,7 @@ class Commit(NamedTuple):
 class GroupCommit:
     """Groups a session's batches into Kafka transactions. For the thread that made it.
 
-    `record_of` makes the progress record of a position, with a transaction's counts so far;
+    `record_of` makes the progress record of a position, by a transaction's counts so far;
     `record` is the one that the session resumes from. `wakes` is readable after a commit.
     `events_of`: a batch's events as they are sent. `claim_checks`: the large values of these.
     `table_names`: noted before what was encoded when they were known.
@@ -106,8 +107,8 @@ class GroupCommit:
         """The error of a commit that was in progress at `close`."""
         self._ledger = ledger
         metrics.DURABLE_LSN.set(ledger.durable.end_lsn)
-        metrics.LIVE.delivered((record.commit_time_us or record.ts_ms * 1000) / 1e6)
-        self._counts: Mapping[str, int] = record.counts
+        metrics.LIVE.delivered(record.committed_us / 1e6)
+        self._counts: Mapping[str, int] = record.position.counts
         self._resumed = record
 
     @property
@@ -274,8 +275,7 @@ class GroupCommit:
     def _begin_commit(self) -> None:
         """Commit the open Kafka transaction with its progress record, in the other thread."""
         position = self._ledger.published
-        record = self._record_of(position, self._counts)
-        record = record.model_copy(update=self._commit_at(position.commit_lsn))
+        record = self._record_of(position, self._counts, self._commit_at(position.commit_lsn))
         self._producer.begin()
         started = time.monotonic()
         reach("before kafka commit")
@@ -290,22 +290,21 @@ class GroupCommit:
             self._claim_checks.require_stored()
             reach("claims stored")
         if self._table_names is not None:
-            ends = self._table_names.require_noted(record.end_lsn)
+            ends = self._table_names.require_noted(record.position.end_lsn)
             if ends:
                 self._producer.tails.learn(ends)
                 self._producer.tails.hurry()
         self._producer.commit(record)
 
-    def _commit_at(self, lsn: int) -> dict[str, int]:
-        """Return a progress record's fields about the commit at `lsn`.
+    def _commit_at(self, lsn: int) -> WalCommit:
+        """Return the commit at `lsn`: the last that arrived, or that the session resumed after.
 
-        That is the last commit that arrived, or the one that the session resumed after. A message
-        outside of a transaction has none: {}.
+        A message outside of a transaction has none.
         """
-        for known in (self._stamp, self._resumed):
+        for known in (self._stamp, self._resumed.position):
             if known is not None and known.commit_lsn == lsn and known.xid:
-                return {"xid": known.xid, "commit_time_us": known.commit_time_us}
-        return {}
+                return WalCommit(known.xid, known.commit_time_us)
+        return NO_COMMIT
 
     def _wake(self, _done: object) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -325,7 +324,7 @@ class GroupCommit:
         commit.done.result()
         self._committing = None
         reach("after kafka commit")
-        self._ledger.commit(commit.record.ahead_lsn)
+        self._ledger.commit(commit.record.position.ahead_lsn)
         took_s = time.monotonic() - commit.started
         self._not_before = commit.started + max(SPACING_MIN_S, took_s)
         metrics.COMMIT_SECONDS.observe(took_s)
@@ -336,7 +335,7 @@ class GroupCommit:
         self._count_delivery()
         self._events = self._bytes = self._transactions = 0
         self.report()
-        if commit.record.seq:
+        if commit.record.position.seq:
             reach("between parts")
         if self._producer.done:
             raise RefusalLearned(

@@ -14,12 +14,13 @@ Most lost records can be published again by a repair. The names of tables that s
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
 from schemas.errors import OperatorNeeded
-from schemas.events import ProgressRecord, table_names_topic
+from schemas.events import table_names_topic
+from schemas.progress import ProgressKafka, ProgressRecord
 from services.bridge.progress.errors import RECOVER, NamesLost
 from services.bridge.sink.offsets import (
     Partition,
@@ -169,37 +170,38 @@ class Tails:
             self._ids.hurry()
 
     def note(self) -> Noted:
-        """Return `ProgressRecord.ends` for a new record, {} where they were noted a second ago."""
+        """Return the ends for a new record, {} where they were noted a second ago."""
         now = time.monotonic()
         if now < self._due or not self._ends:
             return {}
         self._due = now + NOTED_EVERY_S
         return noted(self._ends)
 
-    def note_all(self) -> dict[str, Any]:
-        """Return a ProgressRecord's `ends` (from `note`), `topic_ids` and `partitions`."""
+    def note_all(self, producer: int) -> ProgressKafka:
+        """Return the part `kafka` of a new record by this producer; its `ends` are from `note`."""
         ends, known = self.note(), self._ids.known if self._ids is not None else {}
         topics = self._topics
-        return {
-            "ends": ends,
-            "topic_ids": {at: known[at] for at in ends if at in known},
-            "partitions": {} if topics is None else topics.counts(ends),
-        }
+        return ProgressKafka.model_construct(  # not validated: up to PARTITIONS_MAX, each second
+            producer=producer,
+            ends=ends,
+            topic_ids={at: known[at] for at in ends if at in known},
+            partitions={} if topics is None else topics.counts(ends),
+        )
 
 
 def noted(ends: Mapping[Partition, PartitionEnd]) -> Noted:
-    """Convert ends to the form of ProgressRecord. Pure."""
+    """Convert ends to the form of ProgressKafka. Pure."""
     found: Noted = {}
     for (topic, partition), end in ends.items():
         found.setdefault(topic, []).append((partition, end.offset, end.epoch))
     return found
 
 
-def read_noted(record: ProgressRecord) -> dict[Partition, PartitionEnd]:
-    """Return the partitions' ends that a record has noted. Pure."""
+def read_noted(noting: ProgressKafka) -> dict[Partition, PartitionEnd]:
+    """Return the partitions' ends that are noted. Pure."""
     return {
         (topic, partition): PartitionEnd(offset, epoch)
-        for topic, ends in record.ends.items()
+        for topic, ends in noting.ends.items()
         for partition, offset, epoch in ends
     }
 
@@ -258,10 +260,11 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     `record`: any that is visible, as an end is a lower bound for ever. `go_on`: an operator accepts
     a loss for this start. What can't be judged is told.
     """
-    noting = record if record.ends else topics.last_noting_ends(record.slot)
-    if noting is None:
+    last = record if record.kafka.ends else topics.last_noting_ends(record.slot)
+    if last is None:
         logger.info("not judged: no progress record tells where partitions ended")
         return Kept({}, {}, renewed=False)
+    noting = last.kafka
     then = read_noted(noting)
     written = {topic for (topic, _), end in then.items() if end.offset}
     gone = sorted({topic for topic, _ in then if not topics.has(topic)})
@@ -283,7 +286,7 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     silent = {at for at in there if at not in now or (at in asked and at not in cuts)}
     _log_silent(silent)
     found: list[Loss] = [*names_gone, *(one for one in others if one.topic in written), *lost]
-    judge_lost(found, record.slot, record.end_lsn, names=named, go_on=go_on)
+    judge_lost(found, record.slot, record.position.end_lsn, names=named, go_on=go_on)
     kept = same | {partition: now[partition] for partition in there if partition not in silent}
     ids = {name: noting.topic_ids[name] for name in names if name in noting.topic_ids} | ids
     more = grown(noting.partitions, topics.counts(names))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressRecord
 from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.sink.batch_produce import Send, sender
@@ -99,7 +99,7 @@ class ProducerPair:
 
     def follow(self, record: ProgressRecord | None) -> None:
         """Give the turn to the producer that did not write `record`, the last visible one."""
-        self.turn = 0 if record is None else 1 - record.producer
+        self.turn = 0 if record is None else 1 - record.kafka.producer
 
     def begin(self) -> None:
         """Begin a transaction of the current producer."""

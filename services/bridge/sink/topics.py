@@ -15,7 +15,6 @@ from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import SetupError
 from schemas.events import (
-    ProgressRecord,
     dead_topic,
     divergence_topic,
     message_topic,
@@ -29,6 +28,7 @@ from schemas.events import (
 )
 from schemas.kafka import TopicSettings
 from schemas.naming import Naming
+from schemas.progress import ProgressRecord
 from schemas.schema_events import SchemaEvent
 from schemas.settings import KafkaSettings
 from schemas.shaping import ShapingSettings

@@ -36,7 +36,7 @@ class TracedGroupCommit(GroupCommit):
             self._span = self._spans.start(
                 "slotbridge transaction",
                 SpanKind.PRODUCER,
-                trace_id(self._resumed.system_identifier, stamp.commit_lsn),
+                trace_id(self._resumed.server.system_identifier, stamp.commit_lsn),
                 min(stamp.commit_time_us, time.time_ns() // 1000),
             )
             self._span.set_attribute("slotbridge.first_commit_lsn", format_lsn(stamp.commit_lsn))
@@ -76,7 +76,7 @@ class TracedGroupCommit(GroupCommit):
                 "messaging.system": "kafka",
                 "messaging.destination.name": self._end_topic,
                 "slotbridge.slot": record.slot,
-                "slotbridge.system_identifier": record.system_identifier,
+                "slotbridge.system_identifier": record.server.system_identifier,
                 "slotbridge.last_commit_lsn": format_lsn(self._last_lsn),
                 "slotbridge.transactions": self._transactions,
                 "slotbridge.rows": sum(rows for rows, _ in self._rows.values()),

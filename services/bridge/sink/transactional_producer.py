@@ -16,8 +16,9 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
-from schemas.events import ProgressRecord, dead_topic, progress_topic
+from schemas.events import dead_topic, progress_topic
 from schemas.lsn import format_lsn
+from schemas.progress import ProgressRecord
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge import metrics
 from services.bridge.events.event import Event
@@ -195,14 +196,14 @@ class TransactionalProducer:
         """
         self.begin()
         self.tails.learn(self.markers.ends())
-        own = {"producer": self._pair.turn, **self.tails.note_all()}
-        value = record.model_copy(update=own).model_dump_json().encode()
+        kafka = self.tails.note_all(self._pair.turn)
+        value = record.model_copy(update={"kafka": kafka}).model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
         self._commit_open(time.monotonic() + self._deadline_s)
         self._log_dead_letters()
-        if self._careful and not record.seq:
+        if self._careful and not record.position.seq:
             now = time.monotonic()
-            self.done = self._refused.passed(record.commit_lsn, self._sent, now)
+            self.done = self._refused.passed(record.position.commit_lsn, self._sent, now)
 
     def _commit_open(self, deadline: float) -> None:
         asked = False

@@ -35,10 +35,10 @@ _CHECKS: Final = "the publication, synchronous_standby_names, synchronized_stand
 class Moved(NamedTuple):
     """Where the origin durably is on the present timeline; 0: not known.
 
-    `wal_lsn`: the commit that moved it to `origin_lsn` ends here or before.
+    `wal_lsn`: the commit that moved it to `lsn` ends here or before.
     """
 
-    origin_lsn: int
+    lsn: int
     wal_lsn: int
 
 

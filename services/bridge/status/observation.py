@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import psycopg
 
 from schemas.errors import SlotbridgeError
-from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, progress_topic
+from schemas.events import PreparedRecord, prepared_topic, progress_topic
+from schemas.progress import ProgressRecord
 from schemas.settings import KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.recovery.staged_transactions import load_staged
@@ -94,7 +95,7 @@ class Status:
         primary = self.primary
         if primary is None or primary.wal_lsn is None or self.progress is None:
             return None
-        return max(0, primary.wal_lsn - self.progress.end_lsn)
+        return max(0, primary.wal_lsn - self.progress.position.end_lsn)
 
     @property
     def streaming(self) -> bool:

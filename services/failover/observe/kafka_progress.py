@@ -147,6 +147,7 @@ def read_published(kafka: KafkaSettings, slot: str, deadline_s: float) -> KafkaP
         return KafkaProgress() if no_such_topic(error) else KafkaProgress(problem=str(error))
     if record is None:
         return KafkaProgress()
-    lsn = max(record.end_lsn, record.commit_lsn if record.seq else 0)
-    began = max(record.history.values(), default=None) if record.history is not None else None
-    return KafkaProgress(lsn, lsn, record.system_identifier, record.timeline, began=began)
+    position, server = record.position, record.server
+    lsn = max(position.end_lsn, position.commit_lsn if position.seq else 0)
+    began = max(server.history.values(), default=None)
+    return KafkaProgress(lsn, lsn, server.system_identifier, server.timeline, began=began)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import DivergenceRecord, PreparedRecord, ProgressRecord
+from schemas.events import DivergenceRecord, PreparedRecord
+from schemas.progress import ProgressRecord
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.hanging.decision import Ending, covered, how_to_end, was_committed
 from services.bridge.progress.consistency import Selection, Witnesses, is_lost
@@ -22,12 +23,13 @@ from services.bridge.recovery.event_positions import (
 )
 from services.bridge.transactions.staging import tombstones
 from services.postgres.server import Server
+from tests.providers.progress_records import progress_record
 
 
 def record(
     commit_lsn: int, end_lsn: int, seq: int = 0, ahead_lsn: int = 0, producer: int = 0
 ) -> ProgressRecord:
-    return ProgressRecord(
+    return progress_record(
         slot="s",
         system_identifier="1",
         timeline=1,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import SETTLED_KEY, HangingRange, PreparedKey, PreparedRecord
+from schemas.events import SETTLED_KEY, PreparedKey, PreparedRecord
+from schemas.progress import HangingRange
 from services.bridge.hanging.republish_plan import Judged, Terms, each_once, further, judge_range
 from services.bridge.recovery.event_positions import NO_STAGING_KEY, KafkaRecord, position_of
 from services.bridge.transactions.staging import staged_header, tombstones

@@ -31,7 +31,7 @@ class Session:
         )
         self.group_commit = GroupCommit(
             *(producer, BridgeSettings(), status, SimpleNamespace()),  # type: ignore[arg-type]
-            lambda _position, _counts: record(1),
+            lambda _position, _counts, _commit: record(1),
             Ledger(Position(1, 1, 0), 1),
             record(1),
             subject="slot s",

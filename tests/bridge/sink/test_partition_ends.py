@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
 from schemas.events import table_names_topic
+from schemas.progress import ProgressKafka
 from services.bridge.progress.errors import DECIDED_BY_OPERATORS, NamesLost
 from services.bridge.sink import partition_ends
 from services.bridge.sink.offsets import Asked, Partition, PartitionEnd
@@ -27,7 +28,6 @@ from services.bridge.sink.partition_ends import (
 )
 from services.bridge.sink.topic_ids import MadeAgain
 from services.bridge.sink.topics import Topics
-from tests.promises.bridge.test_topics import record
 
 NAMES = table_names_topic("p")
 PLACES = st.tuples(st.sampled_from(["a", "b.c", "d"]), st.integers(0, 20))
@@ -42,9 +42,7 @@ def all_is_kept(then: Mapping[Partition, PartitionEnd]) -> dict[Partition, bool]
 
 @given(ENDS)
 def test_noted_end_offsets_are_read_back(ends: dict[tuple[str, int], PartitionEnd]) -> None:
-    kept = type(record(1)).model_validate_json(
-        record(1).model_copy(update={"ends": noted(ends)}).model_dump_json()
-    )
+    kept = ProgressKafka.model_validate_json(ProgressKafka(ends=noted(ends)).model_dump_json())
     assert read_noted(kept) == ends
 
 
@@ -106,7 +104,7 @@ def test_the_noted_end_of_names_is_kept_whatever_is_written_after_it() -> None:
     tails = Tails("s", "p", all_is_kept)
     tails.learn({(NAMES, 0): PartitionEnd(3, 0)})
     tails.learn({("p.t", number): PartitionEnd(1, 0) for number in range(PARTITIONS_MAX + 1)})
-    ends = tails.note_all()["ends"]
+    ends = tails.note_all(0).ends
     assert ends[NAMES] == [(0, 3, 0)]
     assert len(ends["p.t"]) == PARTITIONS_MAX
 

@@ -14,7 +14,8 @@ import psycopg
 import yaml
 from confluent_kafka.admin import AdminClient
 
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
+from schemas.progress import ProgressRecord
 from schemas.shaping import ShapingSettings
 from services.bridge import failpoints
 from services.demo.copies import database_rows, kafka_tables

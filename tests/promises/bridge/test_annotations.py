@@ -157,7 +157,7 @@ def test_streamed_prepared_and_interrupted_transactions_keep_their_annotations(
                 "INSERT INTO t SELECT g, repeat('x', 50) FROM generate_series(1, 20000) g"
             )
         assert bridge.exit_code() == -signal.SIGKILL
-        assert 0 < bridge.progress()[-1].seq < 20000
+        assert 0 < bridge.progress()[-1].position.seq < 20000
         bridge.start().streaming()
         for statement in (
             "BEGIN",

@@ -395,11 +395,13 @@ def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
         lost.unlink()
     refused = recover(bridge)
     assert refused.returncode == ExitCode.WITNESSES_DISAGREE, refused.stderr
-    accept = {"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF": str(bridge.progress()[-1].storage_id)}
+    accept = {
+        "SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF": str(bridge.progress()[-1].settings.storage_id)
+    }
     done = recover(bridge, "--json", **accept)
     assert done.returncode == 0, done.stderr
     assert RecoveryRecord.model_validate_json(done.stdout).tables["public.doc"].created == 1
-    assert bridge.progress()[-1].storage_id == (folder / MARKER).read_text().strip()
+    assert bridge.progress()[-1].settings.storage_id == (folder / MARKER).read_text().strip()
     values = {}
     for event in bridge.events("doc"):
         reference = reference_of(event["after"]["body"].encode(), prefix=folder.as_uri())
@@ -453,7 +455,7 @@ def test_an_empty_folder_in_place_of_the_storage_is_refused_until_it_is_back(
     insert(1, 1)
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
-    assert bridge.progress()[-1].storage_id == (folder / MARKER).read_text().strip()
+    assert bridge.progress()[-1].settings.storage_id == (folder / MARKER).read_text().strip()
     insert(2, 2)
     unmount()
     bridge.start()
@@ -477,7 +479,7 @@ def test_another_storage_takes_the_place_of_the_one_that_an_operator_names_as_lo
     stopped: tuple[Bridge, Path],
 ) -> None:
     bridge, folder = stopped
-    former = bridge.progress()[-1].storage_id
+    former = bridge.progress()[-1].settings.storage_id
     for lost in folder.iterdir():
         lost.unlink()
     (folder / MARKER).write_text(f"{uuid.uuid4()}\n")
@@ -486,7 +488,7 @@ def test_another_storage_takes_the_place_of_the_one_that_an_operator_names_as_lo
     assert f"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={former}" in bridge.output
     bridge.start(**accept).streaming()
     assert bridge.stop() == 0, bridge.output
-    now = bridge.progress()[-1].storage_id
+    now = bridge.progress()[-1].settings.storage_id
     assert now == (folder / MARKER).read_text().strip() != former
     (folder / MARKER).unlink()
     refused = bridge.start(**accept)  # left set, it accepts nothing else
@@ -503,7 +505,7 @@ def test_a_bucket_of_another_id_is_refused(
     assert bridge.stop() == 0, bridge.output
     marker = f"{topic_prefix}/{MARKER}"
     found = storage.client().get_object(Bucket=storage.bucket, Key=marker)["Body"].read()
-    assert bridge.progress()[-1].storage_id == found.decode().strip()
+    assert bridge.progress()[-1].settings.storage_id == found.decode().strip()
     storage.client().delete_object(Bucket=storage.bucket, Key=marker)
     for _ in range(2):
         assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output

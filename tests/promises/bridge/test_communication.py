@@ -20,7 +20,6 @@ import psycopg
 import pytest
 
 from schemas.errors import Retryable
-from schemas.events import ProgressRecord
 from schemas.lsn import parse_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.sink.topics import Topics
@@ -32,6 +31,7 @@ from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.running import Bridge
 from tests.providers.databases import Connection
 from tests.providers.interface import Provider, Server, Trio
+from tests.providers.progress_records import altered, progress_record
 from tests.providers.standstill import Standstill
 from tests.providers.steady_kafka import steady_kafka
 from tests.providers.waiting import eventually, patient, patient_ms
@@ -50,7 +50,7 @@ SKIPPED_BYTES_MAX = 100
 """Each took 530 bytes while Kafka stood still."""
 LONGEST_MS = 900_000
 """No broker of the tests allows a longer time-out of a transaction."""
-RECORD = ProgressRecord(
+RECORD = progress_record(
     slot="s", system_identifier="1", timeline=1, commit_lsn=10, end_lsn=20, seq=0, ts_ms=0
 )
 
@@ -116,7 +116,9 @@ def test_commits_that_wait_for_the_bridge_are_released_at_once_when_filtered(
         set_synchronous(connection, bridge, on=False)
         assert bridge.stop() == 0, bridge.output
     assert not _slowed(alone, waiting), (alone, waiting)
-    assert bridge.progress()[-1].ahead_lsn == 0, "a stopped bridge is never behind its slot"
+    assert bridge.progress()[-1].position.ahead_lsn == 0, (
+        "a stopped bridge is never behind its slot"
+    )
 
 
 def held_up(conninfo: str) -> bool:
@@ -146,7 +148,7 @@ def _slowed(alone: list[float], waiting: list[float]) -> bool:
 
 def _announced(bridge: Bridge) -> bool:
     last = bridge.progress()[-1]
-    return last.ahead_lsn > last.end_lsn
+    return last.position.ahead_lsn > last.position.end_lsn
 
 
 def test_killed_while_the_slot_is_ahead_of_the_record(
@@ -164,7 +166,7 @@ def test_killed_while_the_slot_is_ahead_of_the_record(
         def frozen_ahead() -> bool:
             connection.execute("UPDATE pgbench_branches SET bbalance = bbalance + 1")
             os.kill(bridge.pid, signal.SIGSTOP)  # or the next record comes before the kill
-            if _confirmed(connection, bridge) > bridge.progress()[-1].end_lsn:
+            if _confirmed(connection, bridge) > bridge.progress()[-1].position.end_lsn:
                 return True
             os.kill(bridge.pid, signal.SIGCONT)
             return False
@@ -172,7 +174,7 @@ def test_killed_while_the_slot_is_ahead_of_the_record(
         eventually(frozen_ahead, what="the slot is ahead of the record")
         bridge.kill()
         record, confirmed = bridge.progress()[-1], _confirmed(connection, bridge)
-        assert record.end_lsn < confirmed <= record.ahead_lsn
+        assert record.position.end_lsn < confirmed <= record.position.ahead_lsn
         ended = bridge.start(SLOTBRIDGE_FAILPOINT="after origin:1").exit_code()
         assert ended == -signal.SIGKILL  # and the origin is not past the record
         bridge.start().streaming()
@@ -332,7 +334,7 @@ def test_a_commit_that_kafka_does_not_answer_can_be_cancelled(
     own_kafka.pause()
     try:
         with ThreadPoolExecutor(1) as pool:
-            commit = pool.submit(producer.commit, RECORD.model_copy(update={"end_lsn": 30}))
+            commit = pool.submit(producer.commit, altered(RECORD, end_lsn=30))
             with pytest.raises(StillRunning):
                 commit.result(2)
             producer.cancel()
@@ -343,7 +345,7 @@ def test_a_commit_that_kafka_does_not_answer_can_be_cancelled(
     following = TransactionalProducer(settings, BridgeSettings(), topics, "s")
     following.begin_session()
     found = topics.last_progress("s")
-    assert found is not None and found.end_lsn in (20, 30)
+    assert found is not None and found.position.end_lsn in (20, 30)
 
 
 @pytest.mark.long

@@ -61,7 +61,7 @@ def test_primary_killed_under_load_the_bridge_follows_and_refuses_the_old_one(
     bridge.streaming(standby)
     trio.standby.run_tool("pgbench", ["-n", "-c", "3", "-t", "200", standby])
     bridge.caught_up(standby)
-    assert {record.timeline for record in bridge.progress()} == {1, 2}
+    assert {record.server.timeline for record in bridge.progress()} == {1, 2}
 
     # The old primary comes back beside the new one: the newer timeline is chosen.
     trio.primary.start()
@@ -112,7 +112,7 @@ def test_a_timeline_once_met_is_not_left_though_nothing_has_come_of_it(
     assert stale.exit_code() == ExitCode.TIMELINE, stale.output
     assert [event["after"] for event in bridge.events("t")] == [{"id": 1}]
     first, *_, last = bridge.progress()
-    assert (first.timeline, last.timeline) == (1, 2)
+    assert (first.server.timeline, last.server.timeline) == (1, 2)
 
 
 def test_divergence_stops_the_bridge_and_names_what_is_beyond(

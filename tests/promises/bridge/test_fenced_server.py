@@ -290,7 +290,7 @@ def test_the_bridge_leaves_a_fenced_primary_for_the_promoted_standby(
         connection.execute("INSERT INTO t SELECT generate_series(61, 70)")
     bridge.caught_up(new)
     bridge.assert_kafka_equals(new, "t")
-    assert {record.timeline for record in bridge.progress()} == {1, 2}
+    assert {record.server.timeline for record in bridge.progress()} == {1, 2}
     assert bridge.stop() == 0, bridge.output
 
 

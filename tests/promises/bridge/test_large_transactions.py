@@ -151,7 +151,9 @@ def test_killed_while_a_transaction_is_streamed(
                 bridge.kill()
                 bridge.start().streaming()
             large.commit()
-        eventually(lambda: any(r.seq for r in bridge.progress()), what="a part is in Kafka")
+        eventually(
+            lambda: any(r.position.seq for r in bridge.progress()), what="a part is in Kafka"
+        )
         bridge.kill()
         bridge.start().streaming().caught_up()
         assert bridge.stop() == 0, bridge.output

@@ -9,7 +9,6 @@ from confluent_kafka.cimpl import NewPartitions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import ProgressRecord
 from schemas.kafka import KafkaSettings
 from schemas.naming import Naming
 from schemas.settings import BridgeSettings
@@ -149,7 +148,7 @@ def test_a_start_tells_once_what_places_rows_elsewhere(
         def noted() -> bool:
             connection.execute("UPDATE t SET v = v")
             bridge.caught_up()
-            return any(record.partitions.get(topic) == 2 for record in bridge.progress())
+            return any(record.kafka.partitions.get(topic) == 2 for record in bridge.progress())
 
         eventually(noted, what="a record notes the topic's partitions")
         bridge.kill()
@@ -158,7 +157,7 @@ def test_a_start_tells_once_what_places_rows_elsewhere(
         for said in (ELSEWHERE, MORE, "does not tell how rows were placed"):
             assert said not in bridge.output
         record = bridge.progress()[-1]
-        assert record.placement
+        assert record.settings.placement
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         admin.create_partitions([NewPartitions(topic, 5)])[topic].result(patient(60))
         keyed = new_bridge(conninfo, shaping={"keys": {"public.t": ["v"]}}).start().streaming()
@@ -188,9 +187,3 @@ def test_tables_without_a_key_in_several_partitions_are_told() -> None:
     assert spreads_keyless(None) and spreads_keyless({}) and not spreads_keyless(by())
     adopted = with_keyless_spread(placement({}))
     assert spreads_keyless(adopted) and changed(adopted, placement({})) == []
-
-
-def test_a_record_of_an_older_release_is_read_and_not_judged() -> None:
-    fields = {"slot": "s", "system_identifier": "1", "timeline": 1, "commit_lsn": 1}
-    record = ProgressRecord.model_validate({**fields, "end_lsn": 2, "seq": 0, "ts_ms": 0})
-    assert (record.placement, record.partitions) == (None, {})

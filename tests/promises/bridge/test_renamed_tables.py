@@ -297,7 +297,7 @@ def test_a_topic_without_names_has_lost_none(conninfo: str, new_bridge: NewBridg
         bridge.start().streaming()
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
-        assert bridge.progress()[-1].ends[topic][0][1] == 0
+        assert bridge.progress()[-1].kafka.ends[topic][0][1] == 0
         _lose(bridge, topic)
         if made_again:
             _make_again(bridge, topic)
@@ -339,7 +339,7 @@ def test_slot_does_not_pass_a_name_before_it_is_noted(
     )
     wait_for(f'"slotbridge_{bridge.slot}"')
     eventually(
-        lambda: bridge.progress()[-1].ahead_lsn > bridge.progress()[-1].end_lsn,
+        lambda: bridge.progress()[-1].position.ahead_lsn > bridge.progress()[-1].position.end_lsn,
         what="the bridge knows that commits wait for it",
     )
     with psycopg.connect(conninfo, autocommit=True) as connection:

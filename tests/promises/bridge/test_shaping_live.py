@@ -244,7 +244,7 @@ def test_settings_changed_in_the_middle_of_a_large_transaction(
                 )
             connection.execute("UPDATE a SET id = id + 100000 WHERE id < 10")
         assert bridge.exit_code() == -signal.SIGKILL
-        last = bridge.progress()[-1]
+        last = bridge.progress()[-1].position
         assert 0 < last.seq == sum(last.counts.values()) < 20000
         skipping = new_bridge(
             conninfo, shaping={"exclude": ["public.b"]}, transaction_bytes_max=2**18

@@ -60,7 +60,7 @@ def test_status_tells_slot_progress_readiness_and_prepared_transactions(
         bridge.caught_up(conninfo)
         found = as_json(bridge)
         assert (found["streaming"], found["obstacles"]) == (True, [])
-        assert found["progress"]["timeline"] == 1
+        assert found["progress"]["server"]["timeline"] == 1
         assert [host["role"] for host in found["hosts"]] == ["primary", "standby"]
         assert [host["ready"] for host in found["hosts"]] == [False, True]
         assert {(w["gid"], w["changes"], w["in_database"]) for w in found["prepared"]} == {

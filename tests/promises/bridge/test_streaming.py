@@ -37,7 +37,7 @@ def test_first_start_makes_everything_and_a_clean_stop_confirms_it(
         for event in bridge.events("t"):
             assert Envelope.model_validate(event).source.db == fresh_database
         last = bridge.progress()[-1]
-        expected = (True, False, False, format_lsn(last.end_lsn))
+        expected = (True, False, False, format_lsn(last.position.end_lsn))
         query = (
             "SELECT failover, temporary, active, confirmed_flush_lsn::text"
             " FROM pg_replication_slots WHERE slot_name = %s"
@@ -51,7 +51,7 @@ def test_first_start_makes_everything_and_a_clean_stop_confirms_it(
         origin = connection.execute(
             "SELECT pg_replication_origin_progress(%s, true)::text", [f"slotbridge_{bridge.slot}"]
         ).fetchone()
-        assert origin == (format_lsn(last.end_lsn),)
+        assert origin == (format_lsn(last.position.end_lsn),)
 
 
 @pytest.mark.long
@@ -113,7 +113,7 @@ def test_unpublished_writes_move_the_slot(
         connection.execute("INSERT INTO other SELECT generate_series(1, 20000)")
         bridge.caught_up()
         assert bridge.stop() == 0
-        assert max(record.seq for record in bridge.progress()) == 0
+        assert max(record.position.seq for record in bridge.progress()) == 0
 
 
 def test_a_large_transaction_leaves_in_parts_and_resumes_in_the_middle(
@@ -129,7 +129,7 @@ def test_a_large_transaction_leaves_in_parts_and_resumes_in_the_middle(
         )
         for following in ({"SLOTBRIDGE_FAILPOINT": "between parts:9"}, {}):
             assert bridge.exit_code() == -signal.SIGKILL
-            assert bridge.progress()[-1].seq, "it is in the middle"
+            assert bridge.progress()[-1].position.seq, "it is in the middle"
             bridge.start(**following)
         bridge.streaming().caught_up()
         assert bridge.stop() == 0

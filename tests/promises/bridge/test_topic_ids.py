@@ -10,13 +10,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import OperatorNeeded
+from schemas.progress import ProgressKafka
 from schemas.settings import KafkaSettings
 from services.bridge.sink import topic_ids
 from services.bridge.sink.offsets import PartitionEnd, some_answers
 from services.bridge.sink.partition_ends import Tails
 from services.bridge.sink.topic_ids import IdWatch, MadeAgain, answers, compare_ids, made_again
 from services.bridge.sink.topics import Topics
-from tests.promises.bridge.test_topics import record
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually, patient
 
@@ -84,13 +84,13 @@ def test_while_running_a_topic_made_again_is_seen_though_it_has_more_than_was_no
     write(kafka, topic, 10)
     tails.learn({(topic, 0): end(topics, topic)})
 
-    def noted() -> dict[str, Any]:
+    def noted() -> ProgressKafka:
         tails.learn({})
         tails.hurry()
-        return tails.note_all()
+        return tails.note_all(0)
 
-    eventually(lambda: noted()["topic_ids"], what="the id is noted", timeout_s=120)
-    last = record(1).model_copy(update=noted())
+    eventually(lambda: noted().topic_ids, what="the id is noted", timeout_s=120)
+    last = noted()
     assert last.ends == {topic: [(0, 10, 0)]} and last.topic_ids.keys() == {topic}
     make_again(topics.admin, topic)
     write(kafka, topic, 20)
@@ -109,7 +109,7 @@ def test_while_running_a_topic_made_again_is_seen_though_it_has_more_than_was_no
     error = eventually(refused, what="the other id is seen", timeout_s=120)
     assert error is not None
     assert f"lost committed records: {topic} was deleted and made again" in str(error)
-    assert noted()["topic_ids"] == last.topic_ids, "the next start finds it too"
+    assert noted().topic_ids == last.topic_ids, "the next start finds it too"
 
 
 @pytest.mark.long

@@ -10,8 +10,9 @@ import structlog
 from confluent_kafka import Producer
 
 from schemas.errors import OperatorNeeded
-from schemas.events import ProgressRecord, progress_topic, schema_topic
+from schemas.events import progress_topic, schema_topic
 from schemas.kafka import TopicSettings
+from schemas.progress import ProgressRecord
 from schemas.settings import BridgeSettings, KafkaSettings
 from schemas.shaping import OutboxSettings, RouteSettings, ShapingSettings
 from services.bridge.sink.topic_configs import Configs
@@ -19,11 +20,12 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.kafka.records import TopicReader
 from tests.providers.interface import Broker
+from tests.providers.progress_records import altered, progress_record
 from tests.providers.waiting import patient, patient_ms
 
 
 def record(end_lsn: int, producer: int = 0) -> ProgressRecord:
-    return ProgressRecord(
+    return progress_record(
         slot="mine",
         system_identifier="1",
         timeline=1,
@@ -71,8 +73,7 @@ def test_an_open_transaction_of_another_bridge_hides_no_progress(
         other.abort_transaction(patient(30))
         last = found.result(patient(30))
         assert last is not None
-        update: dict[str, object] = {"ends": {}, "topic_ids": {}, "partitions": {}}
-        assert last.model_copy(update=update) == record(200, producer=1)
+        assert altered(last, ends={}, topic_ids={}, partitions={}) == record(200, producer=1)
 
 
 @pytest.mark.long
@@ -235,7 +236,7 @@ def test_a_record_behind_many_of_others_is_found_soon(kafka: Broker, topic_prefi
     assert others.flush(patient(60)) == 0
     with calls(TopicReader, "between") as reads:
         found = topics.last_progress("mine")
-    assert found is not None and found.end_lsn == 100
+    assert found is not None and found.position.end_lsn == 100
     assert len(reads) < 12, "200 at a time they were 300"
 
 

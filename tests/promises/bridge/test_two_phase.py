@@ -160,7 +160,7 @@ def test_killed_while_a_large_one_is_staged_and_while_it_is_published(
     bridge.kill()
     bridge.start().streaming().caught_up()
     connection.execute("COMMIT PREPARED 'large'")
-    eventually(lambda: any(r.seq for r in bridge.progress()), what="a part is published")
+    eventually(lambda: any(r.position.seq for r in bridge.progress()), what="a part is published")
     bridge.kill()
     bridge.start().streaming().caught_up()
     assert bridge.stop() == 0, bridge.output

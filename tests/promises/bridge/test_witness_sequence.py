@@ -28,6 +28,7 @@ from tests.promises.bridge.test_fenced_server import unready
 from tests.promises.bridge.test_privileges import _status
 from tests.promises.bridge.test_teardown import teardown
 from tests.providers.interface import Provider, Server
+from tests.providers.progress_records import altered
 from tests.providers.roles import ODD, make_roles
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually, patient_ms
@@ -118,15 +119,15 @@ def test_started_killed_and_restarted_without_a_function_of_origins(
             await_topic(bridge)
             bridge.kill()
     bridge.caught_up(admin)
-    eventually(lambda: bridge.progress()[-1].origin_lsn > 0, what="the record notes the sequence")
+    eventually(lambda: bridge.progress()[-1].witness.lsn > 0, what="the record notes the sequence")
     code, status = _status(bridge)
     (host,) = status["hosts"]
     assert (code, host["witness"], host["problem"]) == (0, "sequence", None)
     assert host["origin_lsn"] > 0
     assert bridge.stop() == 0, bridge.output
     record = bridge.progress()[-1]
-    assert record.witness == "sequence"
-    assert 0 < record.origin_lsn <= position(admin, bridge) <= record.end_lsn
+    assert record.witness.kind == "sequence"
+    assert 0 < record.witness.lsn <= position(admin, bridge) <= record.position.end_lsn
     assert_once(bridge, admin)
     with psycopg.connect(admin, autocommit=True) as connection:
         query = "SELECT count(*) FROM pg_replication_origin WHERE roname LIKE %s"
@@ -176,7 +177,9 @@ def test_a_failover_under_load(new_pair: NewPair, new_bridge: NewBridge, topic_p
     insert(standby, range(200_000, 200_100))
     bridge.caught_up(standby)
     eventually(
-        lambda: bridge.progress()[-1].timeline == 2 and bridge.progress()[-1].origin_lsn > 0,
+        lambda: (
+            bridge.progress()[-1].server.timeline == 2 and bridge.progress()[-1].witness.lsn > 0
+        ),
         what="the sequence was moved on the new timeline",
     )
     assert bridge.stop() == 0, bridge.output
@@ -197,9 +200,9 @@ def test_kafka_lost_the_progress_or_has_less(admin: str, new_plain: Callable[[],
     bridge = new_plain()
     run(bridge, admin, range(3))
     record, kept = bridge.progress()[-1], position(admin, bridge)
-    tell(admin, f"SELECT setval('{sequence_of(bridge)}', {record.end_lsn + 1000})")
+    tell(admin, f"SELECT setval('{sequence_of(bridge)}', {record.position.end_lsn + 1000})")
     line = refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, "Kafka lost committed data")
-    assert f"the witness sequence has {format_lsn(record.end_lsn + 1000)}" in line
+    assert f"the witness sequence has {format_lsn(record.position.end_lsn + 1000)}" in line
     assert "somebody has set the sequence" in line
     tell(admin, f"SELECT setval('{sequence_of(bridge)}', {kept})")
     run(bridge, admin, range(3, 6))
@@ -228,9 +231,9 @@ def test_a_sequence_that_was_set_back(
     eventually(partial(_killed_after_move, bridge, admin), what="the record is of the move")
     record = bridge.progress()[-1]
     if not known:  # as of a logical message
-        put(bridge, record.model_copy(update={"xid": 0}))
+        put(bridge, altered(record, xid=0))
         record = bridge.progress()[-1]
-    tell(admin, f"SELECT setval('{sequence_of(bridge)}', {record.origin_lsn - 8})")
+    tell(admin, f"SELECT setval('{sequence_of(bridge)}', {record.witness.lsn - 8})")
     told = "set back (setval, pg_restore), the server" if known else "either it was set back alone"
     line = refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, told)
     assert "witness sequence is at" in line
@@ -245,11 +248,14 @@ def test_a_sequence_that_was_set_back(
 
 def _killed_after_move(bridge: Bridge, admin: str) -> bool:
     bridge.start().streaming(admin)
-    lsn = bridge.progress()[-1].end_lsn
-    eventually(lambda: bridge.progress()[-1].end_lsn > lsn, what="the record goes on")
+    lsn = bridge.progress()[-1].position.end_lsn
+    eventually(lambda: bridge.progress()[-1].position.end_lsn > lsn, what="the record goes on")
     bridge.kill()
     record = bridge.progress()[-1]
-    return bool(record.xid) and record.end_lsn >= record.wal_lsn > record.commit_lsn > 0
+    position = record.position
+    return (
+        bool(position.xid) and position.end_lsn >= record.witness.wal_lsn > position.commit_lsn > 0
+    )
 
 
 @pytest.mark.long
@@ -334,9 +340,9 @@ def test_from_an_origin_to_a_sequence_and_back(admin: str, new_bridge: NewBridge
     insert(admin, range(3, 6))
     second.caught_up()
     assert second.stop() == 0, second.output
-    assert second.progress()[-1].witness == "sequence"
+    assert second.progress()[-1].witness.kind == "sequence"
     run_once(first, range(6, 9))
-    assert first.progress()[-1].witness == "origin"
+    assert first.progress()[-1].witness.kind == "origin"
     assert_once(first, admin)
     drop_progress(first)
     drop_origin(first)
@@ -349,8 +355,8 @@ def run(bridge: Bridge, admin: str, rows: range) -> None:
     bridge.start().streaming(admin)
     insert(admin, rows)
     bridge.caught_up(admin)
-    lsn = bridge.progress()[-1].origin_lsn
-    eventually(lambda: bridge.progress()[-1].origin_lsn > lsn, what="the record notes it")
+    lsn = bridge.progress()[-1].witness.lsn
+    eventually(lambda: bridge.progress()[-1].witness.lsn > lsn, what="the record notes it")
     assert bridge.stop() == 0, bridge.output
 
 

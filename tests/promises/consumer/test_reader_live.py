@@ -11,10 +11,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import BadInput, OperatorNeeded, Retryable, SlotbridgeError
-from schemas.events import ProgressRecord, progress_topic, table_topic, transaction_topic
+from schemas.events import progress_topic, table_topic, transaction_topic
 from slotbridge.consumer import Position, Transaction, Transactions
 from tests.promises.tables.publisher import Publisher, SourceTable, envelope
 from tests.providers.interface import Broker
+from tests.providers.progress_records import progress_record
 from tests.providers.waiting import eventually, patient
 
 LARGE = 50_000
@@ -51,7 +52,7 @@ def insert(publisher: Publisher, *ids: int) -> int:
 
 def tell_progress(kafka: Broker, publisher: Publisher, end_lsn: int) -> None:
     """A progress record, as the bridge writes it also while nothing is committed."""
-    record = ProgressRecord(
+    record = progress_record(
         slot="s", system_identifier="1", timeline=1, commit_lsn=0, end_lsn=end_lsn, seq=0, ts_ms=1
     )
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})

@@ -17,7 +17,6 @@ from schemas.events import (
     DeadLetter,
     DivergenceRecord,
     Envelope,
-    ProgressRecord,
     Source,
     TransactionEvent,
     dead_topic,
@@ -27,11 +26,13 @@ from schemas.events import (
     transaction_topic,
 )
 from schemas.naming import Naming
+from schemas.progress import ProgressRecord
 from schemas.schema_events import Column, SchemaEvent, SchemaKey
 from schemas.settings import KafkaSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.sink.options import IN_FLIGHT
 from spark_consumers.kafka.reader import TopicOffsets
+from tests.providers.progress_records import progress_record
 from tests.providers.waiting import eventually, patient
 
 PARTITIONS = 3
@@ -327,7 +328,7 @@ class Publisher:
 
     def progress(self, end_lsn: int) -> ProgressRecord:
         """The bridge's record that Kafka has all up to an LSN, in a topic of its own."""
-        record = ProgressRecord(
+        record = progress_record(
             slot="slotbridge",
             system_identifier="1",
             timeline=1,

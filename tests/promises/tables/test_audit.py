@@ -16,7 +16,7 @@ import yaml
 from pydantic import SecretStr
 
 from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
-from schemas.events import ProgressRecord, schema_topic
+from schemas.events import schema_topic
 from schemas.settings import KafkaSettings
 from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.testbed import jars
@@ -38,6 +38,7 @@ from tests.promises.bridge.conftest import NewBridge
 from tests.promises.tables.conftest import NewPipeline, Pipeline, mark_incomplete
 from tests.promises.tables.tables import ROWS, TABLES
 from tests.providers.interface import Broker, Provider, Server
+from tests.providers.progress_records import progress_record
 from tests.providers.waiting import eventually, patient_ms
 
 LOAD = """
@@ -463,7 +464,7 @@ def test_rows_from_before_the_slot_that_were_not_sent(
 
 
 def test_which_tables_have_all_their_rows_in_kafka() -> None:
-    record = ProgressRecord(
+    record = progress_record(
         slot="s",
         system_identifier="1",
         timeline=2,

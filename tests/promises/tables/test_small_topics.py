@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
 from schemas.settings import KafkaSettings
 from spark_consumers.epochs.parking import own_fault
 from spark_consumers.kafka import small_topic_tail
@@ -19,6 +19,7 @@ from spark_consumers.kafka.progress import ProgressTail
 from spark_consumers.kafka.reader import Offsets, TopicOffsets
 from spark_consumers.kafka.small_topic_tail import SmallTopicTail
 from tests.providers.interface import Broker
+from tests.providers.progress_records import progress_record
 from tests.providers.waiting import eventually, patient
 
 
@@ -80,7 +81,7 @@ def new_tail(settings: KafkaSettings, topic: Topic) -> Iterator[NewTail]:
 
 
 def record(end_lsn: int) -> str:
-    found = ProgressRecord(
+    found = progress_record(
         slot="slot",
         system_identifier="1",
         timeline=1,
@@ -184,7 +185,7 @@ def test_the_progress_of_a_topic_that_is_gone_is_forgotten(
     topic: Topic, settings: KafkaSettings
 ) -> None:
     tail = ProgressTail(settings, TopicOffsets(settings), "slot")
-    assert tail.last().end_lsn == 200
+    assert tail.last().position.end_lsn == 200
     topic.drop()
     topic.make()
     with pytest.raises(OperatorNeeded, match=r"deleted and made again.*Hint: find out") as found:
@@ -193,5 +194,5 @@ def test_the_progress_of_a_topic_that_is_gone_is_forgotten(
     with pytest.raises(Retryable, match="has not a progress record"):
         tail.last()
     topic.write(record(150))
-    assert tail.last().end_lsn == 150
+    assert tail.last().position.end_lsn == 150
     tail.close()

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from schemas.errors import ExitCode, SlotbridgeError
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
 from schemas.lsn import parse_lsn
 from schemas.settings import KafkaSettings, SourceSettings
 from services.testbed.pair import hasten_slot_sync
@@ -31,10 +31,11 @@ from spark_consumers.verify.source_identity import (
 from tests.conftest import NewPair
 from tests.providers.databases import await_copy, connect
 from tests.providers.interface import Broker, Provider, Server
+from tests.providers.progress_records import altered, progress_record
 from tests.providers.roles import make_roles
 from tests.providers.waiting import eventually, patient, patient_ms
 
-RECORD = ProgressRecord(
+RECORD = progress_record(
     slot="s",
     system_identifier="7",
     timeline=3,
@@ -84,14 +85,8 @@ def test_a_source_that_is_not_the_one_of_the_events_is_not_judged(
     assert expected in found and bool(found) is bool(expected)
 
 
-@pytest.mark.parametrize("lacks", [{"publication_oid": 0}, {"history": None}])
-def test_a_record_of_an_earlier_release_is_not_judged(lacks: dict[str, Any]) -> None:
-    found = not_judged(RECORD.model_copy(update=lacks), SAME)
-    assert "earlier release" in found and "notes it at its next commit" in found
-
-
 def test_the_first_timeline_needs_no_history() -> None:
-    record = RECORD.model_copy(update={"timeline": 1, "history": None})
+    record = altered(RECORD, timeline=1, history={})
     assert not_judged(record, SAME._replace(timeline=1, history={})) == ""
 
 
@@ -123,7 +118,7 @@ class Told:
 
     def tell(self, **values: Any) -> None:
         """Write a record that differs from `record` by `values`."""
-        told = self.record.model_copy(update=values)
+        told = altered(self.record, **values)
         self._producer.produce(self.topic, told.model_dump_json(), told.slot)
         assert self._producer.flush(patient(30)) == 0
 
@@ -137,12 +132,12 @@ class Told:
 
     def audited(self, conninfo: str, **values: Any) -> SlotbridgeError | None:
         """Return how an audit's snapshot of the server is refused, None if it is not."""
-        record = self.record.model_copy(update=values)
+        record = altered(self.record, **values)
         try:
             with source_snapshot(
                 self._source(conninfo), record, deadline_ms=patient_ms(20_000)
             ) as taken:
-                assert taken.timeline == record.timeline and taken.lsn
+                assert taken.timeline == record.server.timeline and taken.lsn
         except SlotbridgeError as error:
             return error
         return None
@@ -176,7 +171,7 @@ def make_source(server: Server, dbname: str, told: Told) -> None:
         ).fetchone()
     assert row is not None
     named = {"system_identifier": row[0], "publication_oid": row[1], "timeline": row[2]}
-    told.record = told.record.model_copy(update={**named, "history": {}})
+    told.record = altered(told.record, **named, history={})
 
 
 def make_topic(kafka: Broker, name: str) -> None:
@@ -228,9 +223,9 @@ def test_real_servers_are_judged(
             )
         finally:
             connection.execute(sql.SQL("DROP ROLE {}").format(role))
-    told.tell(timeline=told.record.timeline + 1, history={1: 1})
+    told.tell(timeline=told.record.server.timeline + 1, history={1: 1})
     for conninfo in (primary, standby):
-        assert f"timeline {told.record.timeline}" in told.judged(conninfo)
+        assert f"timeline {told.record.server.timeline}" in told.judged(conninfo)
 
 
 @pytest.mark.long
@@ -270,10 +265,10 @@ def test_a_server_that_was_promoted_to_the_same_number_is_not_judged(
     with connect(server, dbname) as connection:
         connection.execute("CREATE ROLE blind LOGIN; CREATE ROLE streams LOGIN REPLICATION")
         query = "SELECT slotfailover.timeline_history(%s)"
-        row = connection.execute(query, [told.record.timeline]).fetchone()
-    assert row is not None and told.record.timeline == 2
+        row = connection.execute(query, [told.record.server.timeline]).fetchone()
+    assert row is not None and told.record.server.timeline == 2
     left_lsn = parse_lsn(row[0].split("\t")[1])
-    told.record = told.record.model_copy(update={"history": {1: left_lsn}})
+    told.record = altered(told.record, history={1: left_lsn})
     make_topic(kafka, told.topic)
     told.tell()
     may = [server.conninfo(dbname, user=u) for u in (roles.tables, "streams")]

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from schemas.errors import OperatorNeeded, Retryable, SettingsError
-from schemas.events import ProgressRecord, progress_topic, transaction_topic
+from schemas.events import progress_topic, transaction_topic
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
@@ -35,6 +35,7 @@ from tests.promises.tables.conftest import NewPipeline, Pipeline
 from tests.promises.tables.publisher import SourceTable
 from tests.promises.tables.test_job import Running
 from tests.providers.interface import Broker
+from tests.providers.progress_records import progress_record
 from tests.providers.waiting import eventually, patient
 
 ONE = SourceTable("one", {"id": ("int4", -1), "v": ("text", -1)})
@@ -207,7 +208,7 @@ def tell_progress(pipeline: Pipeline, kafka: Broker, end_lsn: int) -> None:
     if topic not in admin.list_topics(timeout=patient(30)).topics:
         for future in admin.create_topics([NewTopic(topic, num_partitions=1)]).values():
             future.result(patient(30))
-    record = ProgressRecord(
+    record = progress_record(
         slot="slotbridge",
         system_identifier="1",
         timeline=2,

@@ -51,7 +51,7 @@ def restore(ground: Ground) -> Outcome:
     server.start()
     if overtaken:
         reached = bridge.progress()[-1]
-        far = max(reached.end_lsn, reached.wal_lsn)
+        far = max(reached.position.end_lsn, reached.witness.wal_lsn)
         with connect(server, DBNAME) as connection:
             while wal_lsn(server) <= far:
                 insert(connection, 100)
@@ -86,7 +86,7 @@ def soon(ground: Ground, *, promoted: bool = False) -> Outcome:
     server.kill()
     ground.restore(server, image)
     server.start()
-    far = max(reached.end_lsn, reached.wal_lsn)
+    far = max(reached.position.end_lsn, reached.witness.wal_lsn)
     with connect(server, DBNAME) as connection:
         while wal_lsn(server) <= far:
             insert(connection, 100)

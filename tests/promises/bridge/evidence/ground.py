@@ -217,7 +217,7 @@ def wal_lsn(server: PostgresServer) -> int:
 
 def await_noted(bridge: Bridge, lsn: int) -> None:
     """Kafka's record says that the origin was beyond `lsn`."""
-    eventually(lambda: bridge.progress()[-1].origin_lsn > lsn, what="the record notes the origin")
+    eventually(lambda: bridge.progress()[-1].witness.lsn > lsn, what="the record notes the origin")
 
 
 class NotRefused(AssertionError):

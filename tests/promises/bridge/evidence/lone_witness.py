@@ -90,8 +90,8 @@ def _ends_with_a_message(server: PostgresServer, bridge: Bridge) -> int:
     bridge.caught_up()
     bridge.kill()
     record = bridge.progress()[-1]
-    assert not record.xid and not record.seq, record
-    return max(record.end_lsn, record.wal_lsn)
+    assert not record.position.xid and not record.position.seq, record
+    return max(record.position.end_lsn, record.witness.wal_lsn)
 
 
 def _overtake(server: PostgresServer, lsn: int) -> None:

@@ -67,9 +67,11 @@ def snapshot_before(ground: Ground) -> Outcome:
     load.more(ground.rng.randint(20, 120))
     target = wal_lsn(server)
     load.more(ground.rng.randint(20, 120))
-    eventually(lambda: bridge.progress()[-1].end_lsn > target, what="Kafka has more than that")
+    eventually(
+        lambda: bridge.progress()[-1].position.end_lsn > target, what="Kafka has more than that"
+    )
     _lose(server, archive, load, bridge)
-    assert bridge.progress()[-1].end_lsn > target
+    assert bridge.progress()[-1].position.end_lsn > target
     copy = ground.copy(image)
     _recover(copy, archive, target)
     bridge = ground.bridge(copy).start()

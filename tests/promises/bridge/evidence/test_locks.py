@@ -96,7 +96,7 @@ def test_a_commit_that_waits_returns_only_when_kafka_has_it(
     set_parameter(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
     with connect(server, DBNAME) as connection:
         connection.execute(f"SET synchronous_commit = {level}".encode())
-        eventually(lambda: bridge.progress()[-1].ahead_lsn > 0, what="commits wait for it")
+        eventually(lambda: bridge.progress()[-1].position.ahead_lsn > 0, what="commits wait for it")
         insert(connection)
         steady.pause()
         returned = threading.Event()

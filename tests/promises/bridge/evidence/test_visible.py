@@ -13,8 +13,8 @@ from tests.providers.waiting import patient, patient_ms
 
 
 def positions(found: Visible) -> tuple[int | None, list[int], tuple[str, ...]]:
-    last = found.record.end_lsn if found.record is not None else None
-    return last, [hidden.end_lsn for hidden in found.hidden], found.others
+    last = found.record.position.end_lsn if found.record is not None else None
+    return last, [hidden.position.end_lsn for hidden in found.hidden], found.others
 
 
 @pytest.mark.long
@@ -41,7 +41,7 @@ def test_an_open_transaction_is_reported_and_not_awaited(kafka: Broker, topic_pr
     mine.commit(record(300))
     other.abort_transaction(patient(30))
     last = topics.last_progress("mine")
-    assert last is not None and last.end_lsn == 300, "it was not fenced"
+    assert last is not None and last.position.end_lsn == 300, "it was not fenced"
     assert positions(read_visible(topics, "mine")) == (300, [], ())
 
 

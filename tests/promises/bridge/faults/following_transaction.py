@@ -2,8 +2,10 @@
 
 from confluent_kafka import Producer
 
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
+from schemas.progress import ProgressRecord
 from tests.promises.bridge.running import Bridge
+from tests.providers.progress_records import altered
 from tests.providers.waiting import patient
 
 
@@ -12,7 +14,7 @@ def begin_following(bridge: Bridge, record: ProgressRecord) -> Producer:
     producer = Producer(
         {
             "bootstrap.servers": bridge.kafka.bootstrap_servers,
-            "transactional.id": transactional_id(bridge, 1 - record.producer),
+            "transactional.id": transactional_id(bridge, 1 - record.kafka.producer),
         }
     )
     producer.init_transactions(patient(30))
@@ -22,7 +24,7 @@ def begin_following(bridge: Bridge, record: ProgressRecord) -> Producer:
 
 def commit_following(bridge: Bridge, record: ProgressRecord) -> ProgressRecord:
     """Commit one without events, and return its record."""
-    following = record.model_copy(update={"producer": 1 - record.producer, "ends": {}})
+    following = altered(record, producer=1 - record.kafka.producer, ends={})
     producer = begin_following(bridge, record)
     value = following.model_dump_json().encode()
     producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode(), 0)

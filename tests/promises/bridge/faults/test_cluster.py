@@ -39,6 +39,7 @@ from tests.promises.bridge.test_refusals import last_line
 from tests.promises.bridge.test_status import as_json
 from tests.promises.bridge.test_topics import record
 from tests.providers.kafka_cluster import KafkaCluster
+from tests.providers.progress_records import altered
 from tests.providers.waiting import eventually, patient
 
 
@@ -196,7 +197,7 @@ def test_a_broker_that_was_cut_off_and_takes_itself_for_the_leader_proves_no_los
         assert told[(name, 0)].offset == 10, "it does not know of what came since"
         later = Timer(2.0, lambda: resume(others))
         later.start()
-        last = record(1).model_copy(update={"ends": noted(there)})
+        last = altered(record(1), ends=noted(there))
         kept = check_tails(stale, last, partial(cut_off, alone), go_on=False)
         assert not kept.renewed and kept.ends[(name, 0)].offset == 20
         later.join()

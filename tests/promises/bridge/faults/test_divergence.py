@@ -120,6 +120,6 @@ def test_an_accepted_divergence_is_recorded_once_and_the_new_timeline_followed(
         assert bridge.stop() == 0, bridge.output
     bridge.start()
     await_session(bridge, before + 3)
-    assert [record.timeline for record in bridge.progress()][-1] == 2
+    assert [record.server.timeline for record in bridge.progress()][-1] == 2
     eventually(lambda: "prepared transactions wait" not in bridge.output[-400:], what="none wait")
     assert bridge.stop() == 0, bridge.output

@@ -78,7 +78,7 @@ def test_hanging_transaction_is_ended_as_kafka_decided(
     load.more(20)
     bridge.kill()
     since_ms = commit_once(bridge, load)
-    end_lsn = bridge.progress()[-1].end_lsn
+    end_lsn = bridge.progress()[-1].position.end_lsn
     names = kill_before_markers(own_kafka, bridge.prefix, since_ms, forgotten)
     assert len(names) >= 2, names
     if told:
@@ -164,7 +164,7 @@ def test_a_bridge_with_another_database_decides_nothing(
     load.more(20)
     bridge.kill()
     since_ms = commit_once(bridge, load)
-    end_lsn = bridge.progress()[-1].end_lsn
+    end_lsn = bridge.progress()[-1].position.end_lsn
     assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     tell(conninfo, bridge, end_lsn)
     own_kafka.start()
@@ -194,13 +194,13 @@ def test_the_slot_proves_a_commit_while_commits_wait_for_the_bridge(
     assert before is not None
     set_parameter(pair.primary, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
     try:
-        eventually(lambda: bridge.progress()[-1].ahead_lsn > 0, what="commits wait for it")
+        eventually(lambda: bridge.progress()[-1].position.ahead_lsn > 0, what="commits wait for it")
         bridge.kill()
     finally:
         set_parameter(pair.primary, "synchronous_standby_names", before[0])
-    announced = bridge.progress()[-1].ahead_lsn
+    announced = bridge.progress()[-1].position.ahead_lsn
     since_ms = commit_once(bridge, load)
-    end_lsn = bridge.progress()[-1].end_lsn
+    end_lsn = bridge.progress()[-1].position.end_lsn
     assert end_lsn < announced
     assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     tell(conninfo, bridge, end_lsn)
@@ -222,7 +222,7 @@ def test_abort_of_the_next_transaction_keeps_the_hanging_one(
     since_ms = commit_once(bridge, load)
     record = bridge.progress()[-1]
     names = kill_before_markers(own_kafka, bridge.prefix, since_ms, is_any)
-    tell(conninfo, bridge, record.end_lsn)
+    tell(conninfo, bridge, record.position.end_lsn)
     own_kafka.start()
     following = begin_following(bridge, record)
     for place in names:

@@ -52,7 +52,7 @@ def test_each_step_of_a_prepared_transaction_is_ended_as_it_was_decided(
 ) -> None:
     bridge = new_bridge(conninfo, broker=own_kafka, **QUIET).start().streaming()
     since_ms = _commit_once(bridge, conninfo, step)
-    end_lsn = bridge.progress()[-1].end_lsn
+    end_lsn = bridge.progress()[-1].position.end_lsn
     assert "prepared-0" in kill_before_markers(own_kafka, bridge.prefix, since_ms, forgotten)
     if told:
         tell(conninfo, bridge, end_lsn)
@@ -73,9 +73,7 @@ def test_abort_of_a_later_transaction_keeps_hanging_staged_records(
     since_ms = _commit_once(bridge, conninfo, step)
     record = bridge.progress()[-1]
     following = commit_following(bridge, record)
-    eventually(
-        lambda: bridge.progress()[-1].producer == following.producer, what="its record is visible"
-    )
+    eventually(lambda: bridge.progress()[-1].kafka == following.kafka, what="its record is visible")
     wanted = ("prepared-", "progress-")
     names = kill_before_markers(
         own_kafka, bridge.prefix, since_ms, lambda name: name.startswith(wanted)

@@ -74,7 +74,7 @@ def test_topics_of_any_name_lose_and_repeat_nothing(
     since_ms = time.time_ns() // 1_000_000  # what hangs is never older than two transactions
     bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
     bridge.exit_code()
-    end_lsn = bridge.progress()[-1].end_lsn
+    end_lsn = bridge.progress()[-1].position.end_lsn
     names = kill_before_markers(own_kafka, topic_prefix, since_ms, is_any)
     topics = {
         template.format(prefix=topic_prefix, schema="public", table="plain"),

@@ -84,9 +84,9 @@ def test_a_transaction_that_publishes_again_may_hang_too(
     load.more(20)
     bridge.kill()
     since_ms = commit_once(bridge, load)
-    if bridge.progress()[-1].producer != producer:
+    if bridge.progress()[-1].kafka.producer != producer:
         since_ms = commit_once(bridge, load)
-    assert bridge.progress()[-1].producer == producer
+    assert bridge.progress()[-1].kafka.producer == producer
     assert len(kill_before_markers(own_kafka, bridge.prefix, since_ms, is_not_the_progress)) >= 2
     own_kafka.start()
     assert bridge.start(SLOTBRIDGE_FAILPOINT="settling:1").exit_code() == -9, bridge.output
@@ -182,7 +182,7 @@ def leave_hanging(
     load.more(20)
     bridge.kill()
     since_ms = commit_once(bridge, load)
-    end_lsn = bridge.progress()[-1].end_lsn
+    end_lsn = bridge.progress()[-1].position.end_lsn
     assert len(kill_before_markers(broker, bridge.prefix, since_ms, forgotten)) >= 2
     if told:
         tell(conninfo, bridge, end_lsn)

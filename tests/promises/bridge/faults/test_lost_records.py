@@ -121,7 +121,7 @@ def noted(bridge: Bridge) -> None:
     """Wait until two more progress records tell where partitions end."""
 
     def count() -> int:
-        return sum(bool(record.ends) for record in bridge.progress())
+        return sum(bool(record.kafka.ends) for record in bridge.progress())
 
     wanted = count() + 2
     eventually(lambda: count() >= wanted, what="the ends of partitions are noted")
@@ -138,7 +138,9 @@ def test_a_topic_that_is_gone_is_not_judged(
     bridge.caught_up()
     noted(bridge)
     assert bridge.stop() == 0, bridge.output
-    assert f"{bridge.prefix}.public.t" in bridge.progress()[-1].ends, "a clean stop notes them"
+    assert f"{bridge.prefix}.public.t" in bridge.progress()[-1].kafka.ends, (
+        "a clean stop notes them"
+    )
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
     name = f"{bridge.prefix}.public.t"
     admin.delete_topics([name])[name].result(patient(60))
@@ -168,7 +170,7 @@ def test_a_topic_is_deleted_and_made_again_and_others_write_more_to_it_than_it_h
     noted(bridge)
     assert bridge.stop() == 0, bridge.output
     topic = f"{bridge.prefix}.public.t"
-    ends = bridge.progress()[-1].ends[topic]
+    ends = bridge.progress()[-1].kafka.ends[topic]
     assert {epoch for _, _, epoch in ends} == {0}
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
     count = len(admin.list_topics(topic, timeout=patient(60)).topics[topic].partitions)

@@ -30,14 +30,14 @@ def test_the_origin_is_ahead_of_kafkas_record(
     load.more()
     assert bridge.stop() == 0, bridge.output
     record = bridge.progress()[-1]
-    ahead = record.end_lsn + 1000
+    ahead = record.position.end_lsn + 1000
     with psycopg.connect(conninfo, autocommit=True) as connection:
         advance = "SELECT pg_replication_origin_advance(%s, %s)"
         once_free(connection, advance, f"slotbridge_{bridge.slot}", format_lsn(ahead))
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
     assert "Kafka lost committed data" in line
-    assert format_lsn(ahead) in line and format_lsn(record.end_lsn) in line
+    assert format_lsn(ahead) in line and format_lsn(record.position.end_lsn) in line
     assert "restore the topics, or run `slotbridge recover`, or start over" in line
 
 

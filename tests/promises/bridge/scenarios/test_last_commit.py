@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from schemas.events import ProgressRecord
+from schemas.progress import ProgressRecord
 from services.bridge.progress.wal_commit import (
     NO_COMMIT,
     PAGE_BYTES,
@@ -16,6 +16,7 @@ from services.bridge.progress.wal_commit import (
 )
 from services.bridge.source.replication_connection import ReplicationConnection
 from tests.promises.bridge.scenarios.conftest import Scene
+from tests.providers.progress_records import altered
 from tests.providers.waiting import eventually, patient_ms
 
 SAVEPOINTS = (
@@ -42,18 +43,19 @@ def test_a_commit_of_any_kind_is_found_in_the_wal(scene: Scene) -> None:
         eventually(lambda: len(scene.bridge.progress()) > before, what="it is published")  # noqa: B023
         scene.bridge.caught_up()
     records = published_from_elsewhere(scene)
-    assert len({record.xid for record in records}) > 6, "also the moves of the bridge's origin"
-    assert any(record.commit_time_us < 10**15 for record in records), "the origin's time"
+    xids = {record.position.xid for record in records}
+    assert len(xids) > 6, "also the moves of the bridge's origin"
+    assert any(record.position.commit_time_us < 10**15 for record in records), "the origin's time"
     for record in records:
         found = in_wal(scene, record)
         assert found is not None and found == same(record, found), record
-        assert record.commit_lsn < found.end_lsn <= record.end_lsn
+        assert record.position.commit_lsn < found.end_lsn <= record.position.end_lsn
     assert "commit in the WAL" not in scene.bridge.output
     scene.run("SELECT pg_switch_wal()", "CHECKPOINT")  # as archive_timeout does where little comes
     last = records[-1]
     found = in_wal(scene, last)
     assert found is not None and found == same(last, found), "zeros follow it"
-    elsewhere = last.model_copy(update={"commit_lsn": last.commit_lsn + 3 * PAGE_BYTES})
+    elsewhere = altered(last, commit_lsn=last.position.commit_lsn + 3 * PAGE_BYTES)
     assert in_wal(scene, elsewhere) == NO_COMMIT, "zeros are not a commit"
 
 
@@ -67,8 +69,8 @@ def published_from_elsewhere(scene: Scene) -> list[ProgressRecord]:
             f"INSERT INTO t VALUES ({number})",
         )
         scene.bridge.caught_up()
-        records = [record for record in scene.bridge.progress() if record.xid]
-        if any(record.commit_time_us < 10**15 for record in records):
+        records = [record for record in scene.bridge.progress() if record.position.xid]
+        if any(record.position.commit_time_us < 10**15 for record in records):
             break
     return records
 
@@ -82,26 +84,31 @@ def test_a_commit_of_many_subtransactions_is_judged_too(scene: Scene) -> None:
     for _ in range(5):  # a heartbeat that is published with it may be the last commit instead
         scene.together("TRUNCATE t", many.replace("1..200", "1..20000"))
         scene.bridge.caught_up()
-        known = [record for record in scene.bridge.progress() if record.xid]
-        record = max(known, key=lambda one: one.end_lsn - one.commit_lsn)
-        if record.end_lsn - record.commit_lsn > RECORD_BYTES:
+        known = [record for record in scene.bridge.progress() if record.position.xid]
+        record = max(known, key=between)
+        if between(record) > RECORD_BYTES:
             break
     assert scene.bridge.stop() == 0, scene.bridge.output
-    assert record.end_lsn - record.commit_lsn > RECORD_BYTES
+    assert between(record) > RECORD_BYTES
     found = in_wal(scene, record)
     assert found is not None and found == same(record, found)
 
 
+def between(record: ProgressRecord) -> int:
+    """Bytes of WAL from the commit to the record's end."""
+    return record.position.end_lsn - record.position.commit_lsn
+
+
 def same(record: ProgressRecord, found: WalCommit) -> WalCommit:
     """What the record tells; it does not tell where the commit ends."""
-    return WalCommit(record.xid, record.commit_time_us, found.end_lsn)
+    return WalCommit(record.position.xid, record.position.commit_time_us, found.end_lsn)
 
 
 def in_wal(scene: Scene, record: ProgressRecord) -> WalCommit | None:
     wal = read(scene, record, RECORD_BYTES)
-    if bytes_of_commit(wal, record.commit_lsn) > len(wal):
-        wal = read(scene, record, bytes_of_commit(wal, record.commit_lsn))
-    return commit_at(wal, record.commit_lsn)
+    if bytes_of_commit(wal, record.position.commit_lsn) > len(wal):
+        wal = read(scene, record, bytes_of_commit(wal, record.position.commit_lsn))
+    return commit_at(wal, record.position.commit_lsn)
 
 
 def read(scene: Scene, record: ProgressRecord, count: int) -> bytes:
@@ -113,6 +120,6 @@ def read(scene: Scene, record: ProgressRecord, count: int) -> bytes:
     )
     row = scene.connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
     assert row is not None
-    stop = min(int(row[0]), record.commit_lsn + count)
+    stop = min(int(row[0]), record.position.commit_lsn + count)
     with contextlib.closing(connection) as own:
-        return own.read_wal(page_of(record.commit_lsn), stop, record.timeline)
+        return own.read_wal(page_of(record.position.commit_lsn), stop, record.server.timeline)

@@ -129,7 +129,7 @@ def test_a_large_transaction_with_ddl_killed_between_its_parts(scene: Scene) -> 
     again = {"SLOTBRIDGE_FAILPOINT": "between parts:10"}
     for following in (again, again, {}):
         assert scene.bridge.exit_code() == -signal.SIGKILL
-        assert scene.bridge.progress()[-1].seq, "it is in the middle"
+        assert scene.bridge.progress()[-1].position.seq, "it is in the middle"
         scene.bridge.start(**following)
     scene.bridge.streaming()
     assert told(scene) == [

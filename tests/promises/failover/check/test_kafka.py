@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import progress_topic
 from schemas.lsn import parse_lsn
 from services.testbed.ports import free_port
 from tests.promises.bridge.running import Bridge
@@ -20,6 +20,7 @@ from tests.promises.failover.check.examining import Examiner
 from tests.promises.failover.servers import ask, slotfailover_process, tell
 from tests.promises.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.interface import Broker
+from tests.providers.progress_records import altered, progress_record
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually, patient
 
@@ -107,7 +108,7 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     lost.expect("kafka-record")
 
     other = f"{topic_prefix}y"
-    record = ProgressRecord(
+    record = progress_record(
         slot=SLOT,
         system_identifier="1",
         timeline=1,
@@ -128,7 +129,7 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     refused_as_ahead(ahead)
     assert found["consumer-ahead"][0]["evidence"].startswith("Kafka is at ")
     system = ask(bridged.trio.primary, "SELECT system_identifier::text FROM pg_control_system()")
-    newer = record.model_copy(update={"system_identifier": system, "timeline": 2})
+    newer = altered(record, system_identifier=system, timeline=2)
     producer.produce(progress_topic(other), newer.model_dump_json(), SLOT)
     assert producer.flush(patient(30)) == 0
     del producer, admin  # ended before the broker is
