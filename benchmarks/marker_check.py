@@ -52,7 +52,7 @@ def measure(servers: str, prefix: str, partitions: int, transactions: int, *, ch
     producer = TransactionalProducer(settings, BridgeSettings(), topics, "bench")
     if not check:
         producer.markers.close()
-        producer.markers = Unchecked(topics, lambda: None, lambda: None, producer.tails.judge)
+        producer.markers = Unchecked(topics, lambda: None, producer.tails.judge)
     producer.begin_session()
     for number in range(WARM_UP + transactions):
         if number == WARM_UP:

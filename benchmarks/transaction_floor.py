@@ -21,6 +21,7 @@ from benchmarks.race.environment import environment
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.sink.options import producer_options
 from services.bridge.sink.producer_pair import ProducerPair
+from services.waiter import Waiter
 
 TOPICS: Final = ("table", "transaction", "progress")
 WARM_UP: Final = 6_000
@@ -40,9 +41,8 @@ def measure(bootstrap_servers: str, transactions: int, debug: str) -> Figures:
     kafka = KafkaSettings(
         bootstrap_servers=bootstrap_servers, topic_prefix="floor", options=options
     )
-    turns = ProducerPair(
-        producer_options(kafka, BridgeSettings(), "floor", (), False), subject="floor"
-    )
+    made = producer_options(kafka, BridgeSettings(), "floor", (), False)
+    turns = ProducerPair(made, Waiter(), subject="floor")
     turns.begin_session()
     committed, visible = [], []
     for _ in range(WARM_UP + transactions):

@@ -340,9 +340,7 @@ class Adoption:
                 raise kafka_error(error, "fence Debezium", options["transactional.id"]) from error
         producer.begin_session()
         reach("adopt fenced")
-        settle_all(
-            self._topics, producer, self._primary, self._source.slot, lambda: None, self._check
-        )
+        settle_all(self._topics, producer, self._primary, self._source.slot, self._check)
         record = self._topics.last_progress(self._source.slot)
         if record is not None:
             raise self._refused("the slot is adopted already", "start the bridge")

@@ -1,6 +1,5 @@
 """A schema registry in which nothing is registered yet, asked about the bridge's schemas."""
 
-from collections.abc import Callable
 from typing import Final
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError
@@ -25,9 +24,7 @@ class RegistryLook:
         """Return how subjects are named."""
         return self._registry.subject_naming
 
-    def register(
-        self, subject: str, schema: str, kind: str, while_waiting: Callable[[], None]
-    ) -> int:
+    def register(self, subject: str, schema: str, kind: str) -> int:
         """Return the id of a schema, or one that stands for it until it is registered.
 
         Raise OperatorNeeded where the registry would refuse it.
@@ -35,7 +32,6 @@ class RegistryLook:
         known = self._new.get((subject, schema))
         if known is not None:
             return known
-        while_waiting()
         try:
             found = self._registry.look(subject, schema, kind)
         except SetupError as error:
@@ -48,9 +44,9 @@ class RegistryLook:
         self._new[subject, schema] = found
         return found
 
-    def schema_text(self, schema_id: int, while_waiting: Callable[[], None] = lambda: None) -> str:
+    def schema_text(self, schema_id: int) -> str:
         """Return the schema with this id. Raise SlotbridgeError where the registry lacks it."""
-        return self._texts.get(schema_id) or self._registry.schema_text(schema_id, while_waiting)
+        return self._texts.get(schema_id) or self._registry.schema_text(schema_id)
 
     def _refused(self, subject: str, error: SetupError) -> OperatorNeeded:
         return OperatorNeeded(

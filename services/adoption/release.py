@@ -105,7 +105,7 @@ class Release:
         )
         try:
             producer.begin_session()
-            settle_all(self._topics, producer, self._primary, slot, lambda: None, self._check)
+            settle_all(self._topics, producer, self._primary, slot, self._check)
             record = self._topics.last_progress(slot)
             producer.follow(record)
             self._check.compare(record)

@@ -1,7 +1,7 @@
 """Writes records outside of Kafka transactions, and waits until Kafka has them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from schemas.errors import ExitCode, Retryable
 from schemas.settings import KafkaSettings
 from services.kafka.client import client_options, kafka_error, make_client
+from services.waiter import Waiter
 
 ANY_PARTITION: Final = -1
 _DEADLINE_S: Final = 30.0
@@ -34,7 +35,7 @@ def deliver(
     operation: str,
     hint: str,
     partition: int = 0,
-    while_waiting: Callable[[], None] = lambda: None,
+    waiter: Waiter | None = None,
 ) -> None:
     """Write `records`, in order; ANY_PARTITION: where Java's clients put a record of that key.
 
@@ -54,7 +55,8 @@ def deliver(
         """Wait until at most so few records wait; tell whether that came in time."""
         while len(producer) > left and not refused and time.monotonic() < deadline:
             producer.poll(_POLL_S)
-            while_waiting()
+            if waiter is not None:
+                waiter.turn()
         return len(producer) <= left and not refused
 
     try:

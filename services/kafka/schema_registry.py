@@ -21,6 +21,7 @@ import structlog
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.registry import RegistrySettings, SubjectNaming
+from services.waiter import Waiter
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import (
@@ -57,8 +58,9 @@ _Answer = TypeVar("_Answer")
 class SchemaRegistry:
     """The registry client of one session; it remembers the ids of registered schemas."""
 
-    def __init__(self, settings: RegistrySettings) -> None:
+    def __init__(self, settings: RegistrySettings, waiter: Waiter | None = None) -> None:
         self._settings = settings
+        self._waiter = waiter or Waiter()
         self._made: SchemaRegistryClient | None = None
         self._ids: dict[tuple[str, str], int] = {}
         self._texts: dict[int, str] = {}
@@ -89,18 +91,16 @@ class SchemaRegistry:
                 if status in (0, _UNAUTHORIZED, *_PASSING) or status >= _SERVER_ERROR:
                     raise
 
-    def register(
-        self, subject: str, schema: str, kind: str, while_waiting: Callable[[], None]
-    ) -> int:
+    def register(self, subject: str, schema: str, kind: str) -> int:
         """Return the id of a schema under `subject`, registered now if it is new there.
 
-        `kind`: AVRO, JSON, PROTOBUF. Wait for the registry, and call `while_waiting` meanwhile.
-        Raise Retryable after the deadline, SetupError when the registry refuses the schema.
+        `kind`: AVRO, JSON, PROTOBUF. Wait for the registry. Raise Retryable after the deadline,
+        SetupError when the registry refuses the schema.
         """
         known = self._ids.get((subject, schema))
         if known is not None:
             return known
-        found = self._waited(lambda: self._register(subject, schema, kind), while_waiting)
+        found = self._waited(lambda: self._register(subject, schema, kind))
         self._ids[subject, schema] = found
         logger.info("schema registered", subject=subject, id=found)
         return found
@@ -115,20 +115,20 @@ class SchemaRegistry:
         if time.monotonic() < self._lacks.get(schema_id, 0.0):
             return None
         deadline = time.monotonic() + _FOLLOWS_S
-        found = self._waited(lambda: self._schema(schema_id), lambda: None)
+        found = self._waited(lambda: self._schema(schema_id))
         while found is None and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
-            found = self._waited(lambda: self._schema(schema_id), lambda: None)
+            found = self._waited(lambda: self._schema(schema_id))
         if found is None:
             self._lacks[schema_id] = time.monotonic() + _LACKS_S
         return found
 
-    def _waited(self, ask: Callable[[], _Answer], while_waiting: Callable[[], None]) -> _Answer:
+    def _waited(self, ask: Callable[[], _Answer]) -> _Answer:
         """Ask the registry until it answers; raise the last Retryable after the deadline."""
         deadline = time.monotonic() + self._settings.deadline_ms / 1000
         logged = False
         while True:
-            while_waiting()
+            self._waiter.turn()
             try:
                 return ask()
             except Retryable as error:
@@ -157,13 +157,13 @@ class SchemaRegistry:
             raise ValueError("an answer without a schema")
         return str(found.schema_type or "AVRO"), found.schema_str
 
-    def schema_text(self, schema_id: int, while_waiting: Callable[[], None] = lambda: None) -> str:
+    def schema_text(self, schema_id: int) -> str:
         """Return the schema with this id, which never changes.
 
         Raise Retryable where the registry does not answer, SetupError where it lacks the id.
         """
         if schema_id not in self._texts:
-            while_waiting()
+            self._waiter.turn()
             with self._explained("read a schema", f"id {schema_id}"):
                 self._texts[schema_id] = self._get(schema_id)[1]
         return self._texts[schema_id]

@@ -31,10 +31,11 @@ ALLOWED = {
     "services.runtime.tracing": {"services.runtime.otlp"},
     "services.postgres": {"schemas", "services.postgres"},
     "services.shipped": {"schemas"},
-    "services.kafka": {"schemas", "services.kafka"},
+    "services.waiter": set(),
+    "services.kafka": {"schemas", "services.kafka", "services.waiter"},
     "services.bridge": {
         *("schemas", "services.runtime", "services.postgres", "services.kafka"),
-        "services.bridge",
+        *("services.bridge", "services.waiter"),
     },
     "services.bridge.cli.app": {"services.demo"},
     "services.bridge.cli.setup": {"services.shipped"},
@@ -61,7 +62,7 @@ ALLOWED = {
     "spark_consumers.kafka.small_topic_tail": {"services.kafka.client"},
     "benchmarks": {
         *("schemas", "services.testbed", "services.bridge", "services.demo", "spark_consumers"),
-        "benchmarks",
+        *("services.waiter", "benchmarks"),
     },
 }
 LAYERS = {

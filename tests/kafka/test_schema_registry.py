@@ -66,7 +66,7 @@ def test_an_answer_that_is_not_a_registrys_is_waited_for_and_names_the_url(
     _Answers.bodies = [page]
     registry = SchemaRegistry(settings)
     with pytest.raises(Retryable, match="not that of a schema registry") as raised:
-        registry.register("t-key", '"string"', "AVRO", lambda: None)
+        registry.register("t-key", '"string"', "AVRO")
     assert raised.value.exit_code == ExitCode.REGISTRY_UNREACHABLE
     assert "registry.url" in raised.value.hint and raised.value.subject == settings.url
     if page != b"{}":
@@ -80,7 +80,7 @@ def test_ids_are_remembered_by_one_client_alone(settings: RegistrySettings) -> N
     found = []
     for _ in range(2):
         registry = SchemaRegistry(settings)
-        found += [registry.register("t-key", '"string"', "AVRO", lambda: None) for _ in range(2)]
+        found += [registry.register("t-key", '"string"', "AVRO") for _ in range(2)]
         registry.close()
     assert found == [1, 1, 2, 2]
 
@@ -128,7 +128,7 @@ def test_a_conflict_is_called_incompatible_only_where_the_registry_says_so(
     assert "compatible" not in f"{error.message} {error.hint}"
     _Answers.by_path["/subjects/t-value"] = (200, LATEST)
     registry = SchemaRegistry(settings)
-    assert registry.register("t-value", '"string"', "AVRO", lambda: None) == 7
+    assert registry.register("t-value", '"string"', "AVRO") == 7
     registry.close()
 
 
@@ -171,7 +171,7 @@ def refusal(settings: RegistrySettings) -> SetupError:
     registry = SchemaRegistry(settings)
     try:
         with pytest.raises(SetupError) as raised:
-            registry.register("t-value", '"string"', "AVRO", lambda: None)
+            registry.register("t-value", '"string"', "AVRO")
     finally:
         registry.close()
     assert raised.value.exit_code == ExitCode.SCHEMA_REFUSED

@@ -58,10 +58,8 @@ def _nothing_behind() -> None:
 
 @mistake("what was aborted meanwhile is not published again", "markers lost")
 def _not_again() -> None:
-    def forget(
-        topics: Any, _producer: Any, _slot: str, notes: Any, while_waiting: Any, _judge: Any
-    ) -> None:
-        hanging_notes.clear(topics, notes, while_waiting)
+    def forget(topics: Any, _producer: Any, _slot: str, notes: Any, _judge: Any) -> None:
+        hanging_notes.clear(topics, notes)
 
     put(hanging, "publish_lost", forget)
 

@@ -1,7 +1,7 @@
 """`slotbridge recover`: goes on in the same topics after slot, Kafka or database were lost."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -23,6 +23,7 @@ from services.bridge.repair.scope import Scope
 from services.bridge.session.stopped_bridge import open_stopped
 from services.bridge.source.witness import witness_of
 from services.runtime.process import configure_logging, exit_codes
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -99,18 +100,18 @@ def repair_by_itself(
     settings: Settings,
     source: SourceSettings,
     bridge: BridgeSettings,
-    while_waiting: Callable[[], None],
+    waiter: Waiter,
 ) -> None:
     """Repair the topics as `slotbridge recover --yes` does, where nobody has to decide anything.
 
     A divergence, another server, another choice of changes, lost names of hidden tables, and a
     witness sequence that was set back are an operator's. Tables of `snapshot.exclude` are left out.
     `bridge` tells what an operator accepts by now: not what the file accepted for the first
-    session. `while_waiting` is called all the time; what it raises ends the repair. Raise
-    SlotbridgeError for what this does not help.
+    session. What the waiter's work raises ends the repair. Raise SlotbridgeError for what this does
+    not help.
     """
     settings = settings.model_copy(update={"source": source, "bridge": bridge})
-    with open_stopped(settings, OPERATION) as (primary, topics, check):
+    with open_stopped(settings, OPERATION, waiter) as (primary, topics, check):
         diagnosis = diagnose(check, topics, source.slot, "")
         if diagnosis.reason is None:
             return
@@ -122,7 +123,7 @@ def repair_by_itself(
             for schema, table in primary.published()
             if any(table_matches(one, schema, table) for one in settings.snapshot.exclude)
         ]
-        repair = Repair(settings, primary, topics, check, diagnosis, tuple(without), while_waiting)
+        repair = Repair(settings, primary, topics, check, diagnosis, tuple(without))
         with contextlib.closing(repair):
             scope = repair.scope
             for line in _plan(diagnosis, scope, settings, repair.snapshot):

@@ -5,7 +5,7 @@ whose changes are published as its root's. pgoutput flags the columns of the rep
 REPLICA IDENTITY FULL these are all, and under NOTHING none: see services.bridge.events.keys.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
@@ -54,9 +54,7 @@ class Relations:
         owners: TopicOwners | None = None,
         deposit: Deposit | None = None,
         table_names: NotedNames | None = None,
-        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        self._while_waiting = while_waiting
         self._deposit = deposit
         self._awaited_xid = 0
         self._visible = True
@@ -259,7 +257,7 @@ class Relations:
         """
         if xid != self._awaited_xid:
             self._awaited_xid = xid
-            self._visible = self._primary.await_visible(xid, self._while_waiting)
+            self._visible = self._primary.await_visible(xid)
         return self._visible
 
     def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:

@@ -14,7 +14,6 @@ brokers. With it go the second producer (`sink/producer_pair`), the waits for ma
 (`sink/markers`), SettlingNote and SETTLED_KEY.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from services.bridge.hanging.notes import read_notes
@@ -30,7 +29,6 @@ def settle_all(
     producer: TransactionalProducer,
     primary: Primary,
     slot: str,
-    while_waiting: Callable[[], None],
     judge: StartJudge,
 ) -> None:
     """End all hanging transactions of this bridge; publish records again that this has lost.
@@ -38,10 +36,10 @@ def settle_all(
     `producer` has begun its session. From here on it refuses to write where one of its own
     transactions hangs. Raise as `settle`; OperatorNeeded where lost records can't be published.
     """
-    producer.markers.look = partial(require_none_hanging, topics, slot, while_waiting)
+    producer.markers.look = partial(require_none_hanging, topics, slot)
     while True:
-        settle(topics, producer, primary, slot, while_waiting, judge)
+        settle(topics, producer, primary, slot, judge)
         notes = read_notes(topics, slot)
         if not notes:
             return
-        publish_lost(topics, producer, slot, notes, while_waiting, judge)
+        publish_lost(topics, producer, slot, notes, judge)

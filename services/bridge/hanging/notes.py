@@ -13,7 +13,7 @@ removed does no harm, as it is only believed where the partitions show that some
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from schemas.events import SETTLING_KEY_PREFIX, progress_topic
@@ -35,13 +35,12 @@ def write_note(
     slot: str,
     starts: Mapping[Partition, int],
     record: ProgressRecord | None,
-    while_waiting: Callable[[], None],
 ) -> list[bytes]:
     """Note that the records of these partitions from their offsets on are about to be committed.
 
     Return the keys, for `clear`, once Kafka has the notes. Raise Retryable where it has not.
     """
-    ranges = [_range(topics, where, start, while_waiting) for where, start in starts.items()]
+    ranges = [_range(topics, where, start) for where, start in starts.items()]
     now_ms = time.time_ns() // 1_000_000
     notes: dict[bytes, bytes | None] = {}
     for since in range(0, len(ranges), _RANGES_MAX):
@@ -49,13 +48,13 @@ def write_note(
         note = SettlingNote(slot=slot, ranges=some, record=record, ts_ms=now_ms)
         key = b"%s%s:%s" % (SETTLING_KEY_PREFIX, slot.encode(), uuid.uuid4().hex.encode())
         notes[key] = note.model_dump_json().encode()
-    _write(topics, notes, while_waiting)
+    _write(topics, notes)
     return [*notes]
 
 
-def clear(topics: Topics, keys: Iterable[bytes], while_waiting: Callable[[], None]) -> None:
+def clear(topics: Topics, keys: Iterable[bytes]) -> None:
     """Remove the notes of transactions that are committed."""
-    _write(topics, dict.fromkeys(keys), while_waiting)
+    _write(topics, dict.fromkeys(keys))
 
 
 def read_notes(topics: Topics, slot: str) -> dict[bytes, SettlingNote]:
@@ -90,23 +89,17 @@ def _tail(topics: Topics, own: bytes) -> list[Record]:
     return found
 
 
-def _range(
-    topics: Topics, where: Partition, start: int, while_waiting: Callable[[], None]
-) -> HangingRange:
+def _range(topics: Topics, where: Partition, start: int) -> HangingRange:
     topic, partition = where
     with topics.reader(topic, partition, committed=False) as reader:
-        end, count = reader.bounds()[1], 0
+        end = reader.bounds()[1]
         deadline = time.monotonic() + READ_DEADLINE_S
-        for count, _ in enumerate(reader.messages(start, end, deadline), 1):
-            if count % _TAIL_RECORDS == 0:
-                while_waiting()
-    while_waiting()
+        messages = reader.messages(start, end, deadline)
+        count = sum(1 for _ in topics.waiter.each(messages, _TAIL_RECORDS))
     return HangingRange(topic=topic, partition=partition, start=start, end=end, records=count)
 
 
-def _write(
-    topics: Topics, notes: Mapping[bytes, bytes | None], while_waiting: Callable[[], None]
-) -> None:
+def _write(topics: Topics, notes: Mapping[bytes, bytes | None]) -> None:
     """Return once Kafka has all of `notes`, outside of any transaction."""
     deliver(
         topics.settings,
@@ -114,5 +107,5 @@ def _write(
         notes,
         operation=_OPERATION,
         hint="check that as many replicas of the topic as min.insync.replicas asks for run",
-        while_waiting=while_waiting,
+        waiter=topics.waiter,
     )

@@ -9,7 +9,7 @@ again, an error names them, and the bridge ends; nothing else was written by the
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -44,7 +44,6 @@ def publish_lost(
     producer: TransactionalProducer,
     slot: str,
     notes: dict[bytes, SettlingNote],
-    while_waiting: Callable[[], None],
     judge: StartJudge,
 ) -> None:
     """Publish what the `notes` show to be lost, and remove them.
@@ -59,13 +58,13 @@ def publish_lost(
     judge.may_decide(last)
     terms = Terms(topics.prefix, covers, judge.lost())
     ranges = [noted for note in notes.values() for noted in note.ranges]
-    found = [(noted, _judge_range(topics, noted, terms, while_waiting)) for noted in ranges]
+    found = [(noted, _judge_range(topics, noted, terms)) for noted in ranges]
     problems = [(noted, judged.problem) for noted, judged in found if judged.problem]
     if problems:
         _require_accepted(problems, slot, covers, go_on=judge.go_on_without_lost)
     again = each_once(found)
     if not again and covers is last:
-        clear(topics, notes, while_waiting)
+        clear(topics, notes)
         return
     logger.warning(
         "publishing records again that Kafka aborted while the bridge ended their transaction",
@@ -98,9 +97,7 @@ def _ending(
         yield 0, Event(topic, key, None)
 
 
-def _judge_range(
-    topics: Topics, noted: HangingRange, terms: Terms, while_waiting: Callable[[], None]
-) -> Judged:
+def _judge_range(topics: Topics, noted: HangingRange, terms: Terms) -> Judged:
     topic = noted.topic
     if topic == progress_topic(topics.prefix):
         return Judged()  # the note has its record
@@ -113,24 +110,17 @@ def _judge_range(
         shared=outbox and not topics.outbox_is_ours,
         schema_text=topics.schema_text,
     )
-    there = _read(topics, noted, while_waiting, committed=False)
-    return judge_range(noted, there, _read(topics, noted, while_waiting, committed=True), terms)
+    there = _read(topics, noted, committed=False)
+    return judge_range(noted, there, _read(topics, noted, committed=True), terms)
 
 
-def _read(
-    topics: Topics, noted: HangingRange, while_waiting: Callable[[], None], *, committed: bool
-) -> list[KafkaRecord]:
+def _read(topics: Topics, noted: HangingRange, *, committed: bool) -> list[KafkaRecord]:
     """Read the records of the range; `committed`: those from its start to the partition's end."""
-    found: list[KafkaRecord] = []
     with topics.reader(noted.topic, noted.partition, committed=committed) as reader:
         low, end = reader.bounds()
         start, stop = max(low, noted.start), end if committed else min(end, noted.end)
-        for message in reader.messages(start, stop, time.monotonic() + READ_DEADLINE_S):
-            found.append(record_of(message))
-            if len(found) % _BREATH_RECORDS == 0:
-                while_waiting()
-    while_waiting()
-    return found
+        messages = reader.messages(start, stop, time.monotonic() + READ_DEADLINE_S)
+        return [record_of(message) for message in topics.waiter.each(messages, _BREATH_RECORDS)]
 
 
 def _require_accepted(

@@ -23,7 +23,7 @@ left alone, or none the worse for a marker of ours.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -87,7 +87,6 @@ def settle(
     producer: TransactionalProducer,
     primary: Primary,
     slot: str,
-    while_waiting: Callable[[], None],
     judge: Judge,
 ) -> None:
     """End hanging transactions in the topics of the prefix. `producer` has begun its session.
@@ -96,7 +95,7 @@ def settle(
     """
     tried: set[Partition] = set()
     for _ in range(_ROUNDS_MAX):
-        stuck = _stuck(topics, while_waiting)
+        stuck = _stuck(topics)
         if not stuck:
             return
         ours, record = _ours(topics, slot, stuck)
@@ -114,10 +113,10 @@ def settle(
         )
         ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
         tried |= {*ending.partitions}
-        _end(topics, producer, slot, ending, last if covered(ours, last) else record, while_waiting)
+        _end(topics, producer, slot, ending, last if covered(ours, last) else record)
     else:
-        require_none_hanging(topics, slot, while_waiting)
-        stuck = _stuck(topics, while_waiting)
+        require_none_hanging(topics, slot)
+        stuck = _stuck(topics)
         if not stuck:
             return
     logger.warning(
@@ -129,12 +128,12 @@ def settle(
     producer.markers.hide(stuck)
 
 
-def require_none_hanging(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
+def require_none_hanging(topics: Topics, slot: str) -> None:
     """Raise TransactionHangs if a transaction of this bridge hangs; none of them may be open.
 
     After the loss of a broker: before the producer of the last transaction but one writes again.
     """
-    stuck = _stuck(topics, while_waiting)
+    stuck = _stuck(topics)
     if stuck and _ours(topics, slot, stuck)[0]:
         raise TransactionHangs(
             f"Kafka has decided a transaction, but {_names(stuck)} did not get its marker",
@@ -171,7 +170,6 @@ def _end(
     slot: str,
     ending: Ending,
     covers: ProgressRecord | None,
-    while_waiting: Callable[[], None],
 ) -> None:
     """End a hanging transaction by records that mean nothing and a marker of the same producer.
 
@@ -185,7 +183,7 @@ def _end(
     )
     notes: list[bytes] = []
     if ending.commit:
-        notes = write_note(topics, slot, ending.partitions, covers, while_waiting)
+        notes = write_note(topics, slot, ending.partitions, covers)
         reach("noted")
     prepared = prepared_topic(topics.prefix)
     records = [
@@ -195,26 +193,25 @@ def _end(
     producer.settle(records, ending.turns, commit=ending.commit)
     if notes:
         reach("settled")
-        clear(topics, notes, while_waiting)
+        clear(topics, notes)
 
 
-def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
+def _stuck(topics: Topics) -> dict[Partition, int]:
     """Return the partitions that stay stuck for PATIENCE_S -> their last stable offset.
 
     The first looks follow each other quickly: markers being written take some milliseconds.
     """
-    found = _unstable(topics, while_waiting)
+    found = _unstable(topics)
     until, pause_s = time.monotonic() + PATIENCE_S, _SOON_S
     while found and time.monotonic() < until:
-        time.sleep(pause_s)
+        topics.waiter.pause(pause_s)
         pause_s = min(2 * pause_s, _LOOK_S)
-        while_waiting()
-        now = _unstable(topics, while_waiting)
+        now = _unstable(topics)
         found = {where: at for where, at in found.items() if now.get(where) == at}
     return found
 
 
-def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
+def _unstable(topics: Topics) -> dict[Partition, int]:
     """Return the last stable offset of each partition that has more than that; retry for a while.
 
     A broker that was lost may come back within the deadline, with partitions of a new leader epoch.
@@ -226,8 +223,7 @@ def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partiti
         except Retryable:
             if time.monotonic() > deadline:
                 raise
-        time.sleep(_LOOK_S)
-        while_waiting()
+        topics.waiter.pause(_LOOK_S)
         topics.refresh()
 
 

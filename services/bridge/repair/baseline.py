@@ -11,7 +11,7 @@ All calls block. VACUUM keeps what the snapshot sees until `close`.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -43,6 +43,7 @@ from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server, written_lsn
 from services.postgres.sessions import REPAIR, REPAIR_LOCK_S, open_session
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -72,15 +73,15 @@ class Baseline:
         conninfo: str,
         source: SourceSettings,
         server: Server,
+        waiter: Waiter,
         *,
         sql_deadline_ms: int,
-        while_waiting: Callable[[], None],
     ) -> None:
         """Open two connections: one reads rows, the other one sees the server as it is now."""
         self._conninfo = conninfo
         self._server = server
         self._deadline_s = sql_deadline_ms / 1000 + REPAIR_LOCK_S
-        self._while_waiting = while_waiting
+        self._waiter = waiter
         self._logged_s = 0.0
         self._slot = source.slot
         self._publication = source.publication
@@ -160,7 +161,7 @@ class Baseline:
         """
         logged_s = 0.0
         for _ in range(SEGMENTS_MAX):
-            self._while_waiting()
+            self._waiter.turn()
             with self._statement("move the WAL on"):
                 now_lsn = written_lsn(self._now)
                 if now_lsn > lsn:
@@ -205,10 +206,10 @@ class Baseline:
             )
         self._logged_s = time.monotonic()
         self.lsn, snapshot = self._exporter.create_slot(
+            Waiter(self._log_open),
             two_phase=two_phase,
             export=True,
             deadline_s=deadline_s,
-            while_waiting=self._log_open,
         )
         with self._statement("import the database snapshot"):
             self.sight = import_snapshot(self._rows, snapshot)
@@ -216,7 +217,7 @@ class Baseline:
 
     def _log_open(self) -> None:
         """Say now and then which transactions the new slot waits for."""
-        self._while_waiting()
+        self._waiter.turn()
         if time.monotonic() - self._logged_s < _LOG_EVERY_S:
             return
         self._logged_s = time.monotonic()
@@ -287,7 +288,7 @@ class Baseline:
         connection, until = self._rows.pgconn, time.monotonic() + ROWS_DEADLINE_S
         connection.send_query_params(query.encode(), [])
         while connection.is_busy():
-            self._while_waiting()
+            self._waiter.turn()
             if time.monotonic() > until:
                 raise psycopg.OperationalError("the server does not answer")
             wait_readable([connection.socket], _LOOK_S)

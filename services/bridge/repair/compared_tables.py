@@ -1,6 +1,6 @@
 """The tables of a repair: rows by their topics, rows in the database, and their differences."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,14 +52,12 @@ class ComparedTables:
         encoding: Encoding,
         baseline: Baseline,
         files: Path,
-        while_waiting: Callable[[], None],
     ) -> None:
         self._topics = topics
         self._shaping = shaping
         self._encoding = encoding
         self._baseline = baseline
         self._files = files
-        self._while_waiting = while_waiting
         self._tables: dict[str, Compared] = {}
 
     def close(self) -> None:
@@ -88,7 +86,6 @@ class ComparedTables:
                 table.store,
                 encoder.placeholders(shape.relation),
                 shared=self._shaping.naming.table(*name).routed,
-                while_waiting=self._while_waiting,
             )
             table.whole = fold.read(topic, *name)
             known_lsn = max(known_lsn, fold.commit_lsn + 1)
@@ -120,11 +117,11 @@ class ComparedTables:
             table = self._tables[shape.name]
             table.shape = shape
             self._read(table, encoder)
-            while_waiting = self._while_waiting
-            table.counts = table.store.compare(whole=table.whole, while_waiting=while_waiting)
+            waiter = self._topics.waiter
+            table.counts = table.store.compare(waiter, whole=table.whole)
             if table.store.deletes_other_keys():  # of columns by which no row can be deleted now
                 table.whole = False
-                table.counts = table.store.compare(whole=False, while_waiting=while_waiting)
+                table.counts = table.store.compare(waiter, whole=False)
             logger.info(
                 "compared a table", table=shape.name, rows=table.rows, **_named(table.counts)
             )
@@ -132,7 +129,7 @@ class ComparedTables:
     def _read(self, table: Compared, encoder: RepairEvents) -> None:
         relation = table.shape.relation
         for rows in self._baseline.rows(table.shape):
-            self._while_waiting()
+            self._topics.waiter.turn()
             encoded = encoder.encoded(relation, rows, self._baseline.lsn)
             table.rows += len(encoded)
             if table.store.take_rows((key or b"", row) for key, row in encoded) or any(

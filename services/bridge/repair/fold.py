@@ -12,7 +12,7 @@ The placeholder's text stands for a value that the WAL lacked, unless the event'
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from confluent_kafka import Message
@@ -22,7 +22,7 @@ from schemas.events import PLACEHOLDER_VALUES_HEADER, UNAVAILABLE
 from services.bridge.recovery.event_positions import AnyHeaders, position_in_headers
 from services.bridge.repair.comparison import UNKNOWN
 from services.bridge.repair.plain_event import PlainEvents
-from services.bridge.repair.row_store import FoldedRow, RowStore, in_time
+from services.bridge.repair.row_store import ITEMS_AT_ONCE, FoldedRow, RowStore
 from services.bridge.sink.topics import Topics
 
 _OPEN_S: Final = 120.0
@@ -46,14 +46,12 @@ class Fold:
         placeholders: Mapping[str, Any],
         *,
         shared: bool,
-        while_waiting: Callable[[], None],
     ) -> None:
         """`shared`: other tables may have the topic too, whose keys may be equal."""
         self._topics = topics
         self._rows = rows
         self._placeholders = placeholders
         self._shared = shared
-        self._while_waiting = while_waiting
         self._waiting: dict[bytes, FoldedRow] = {}
         self.commit_lsn = 0
         self.events = 0
@@ -73,7 +71,7 @@ class Fold:
                 for _ in reader.messages(max(low, end - 1), end, time.monotonic() + _OPEN_S):
                     pass  # nothing before is hidden by a transaction that is open
                 messages = reader.messages(low, end, time.monotonic() + _DEADLINE_S)
-                for message in in_time(messages, self._while_waiting):
+                for message in self._topics.waiter.each(messages, ITEMS_AT_ONCE):
                     self._take(partition, message, (schema, table), topic, plain)
             self._flush(partition)
         return whole

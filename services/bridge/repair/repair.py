@@ -18,7 +18,6 @@ the new slot's position would be taken for a proof of what Kafka has.
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -77,7 +76,6 @@ class Repair:
         check: StartCheck,
         diagnosis: Diagnosis,
         without: tuple[str, ...],
-        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = require(settings.source, "source")
         self._kafka = require(settings.kafka, "kafka")
@@ -98,23 +96,21 @@ class Repair:
         self._check = check
         self._diagnosis = diagnosis
         self._without = without
-        self._while_waiting = while_waiting
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._baseline = Baseline(
             primary.conninfo,
             self._source,
             primary.server,
+            topics.waiter,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
-            while_waiting=while_waiting,
         )
         self._resources = contextlib.ExitStack()
         self._claim_checks = open_claim_checks(
-            settings.claim_check, settings.shaping, self._resources
+            settings.claim_check, settings.shaping, self._resources, topics.waiter
         )
         self._storage_id: str | None = None
         deposit = None
         if self._claim_checks is not None:
-            self._claim_checks.while_waiting = while_waiting
             deposit = self._claim_checks.deposit
         files = f"slotbridge-{self._kafka.topic_prefix}-{self._source.slot}"
         self._tables = ComparedTables(
@@ -123,7 +119,6 @@ class Repair:
             Encoding(self._bridge, self._shaping, primary, topics, deposit),
             self._baseline,
             self._bridge.spool_folder / files,
-            while_waiting,
         )
         self._refused = Refused()
         self._shown = (0, 0)
@@ -189,7 +184,6 @@ class Repair:
             self._topics,
             self._source.slot,
             self._refused,
-            while_waiting=self._while_waiting,
         )
 
     def _fence(self, producer: TransactionalProducer) -> ProgressRecord | None:
@@ -197,7 +191,7 @@ class Repair:
         slot = self._source.slot
         producer.begin_session()
         reach("recover fenced")
-        settle_all(self._topics, producer, self._primary, slot, self._while_waiting, Unjudged())
+        settle_all(self._topics, producer, self._primary, slot, Unjudged())
         last = self._topics.last_progress(slot)
         producer.follow(last)
         return last
@@ -255,8 +249,7 @@ class Repair:
             try:
                 lsn = reader.mark("recover")
                 while not reader.has_standbys_up_to(lsn) and time.monotonic() < until:
-                    self._while_waiting()
-                    time.sleep(0.1)
+                    self._topics.waiter.pause(0.1)
                 why = "" if reader.has_standbys_up_to(lsn) else "the standbys are behind"
             except NotNow as error:
                 why = str(error)

@@ -10,28 +10,20 @@ run; nothing is read from it after a crash.
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from services.bridge.repair.comparison import Difference, difference
+from services.waiter import Waiter
 
 _CACHE_KIB: Final = 131_072
-_ITEMS_AT_ONCE: Final = 2_000
+ITEMS_AT_ONCE: Final = 2_000
 _KEYS_AT_ONCE: Final = 500
 _KNOWN: Final = f"SELECT key, id, row FROM folded WHERE key IN ({', '.join('?' * _KEYS_AT_ONCE)})"  # noqa: S608
 _LIVE: Final = "SELECT id, key, row FROM folded WHERE id BETWEEN ? AND ? AND row IS NOT NULL"
 _ALL_BITS: Final = 255
-Item = TypeVar("Item")
-
-
-def in_time(items: Iterable[Item], while_waiting: Callable[[], None]) -> Iterator[Item]:
-    """Yield `items`, and do the process's other work now and then."""
-    for number, item in enumerate(items):
-        if number % _ITEMS_AT_ONCE == 0:
-            while_waiting()
-        yield item
 
 
 class FoldedRow(NamedTuple):
@@ -145,7 +137,7 @@ class RowStore:
         self._seen[at] |= bit
         return known != 0
 
-    def compare(self, *, whole: bool, while_waiting: Callable[[], None]) -> dict[str, int]:
+    def compare(self, waiter: Waiter, *, whole: bool) -> dict[str, int]:
         """Find and keep the differences; return how many there are, by op.
 
         Not `whole`: the topic lacks its first events, and the table is told to be empty before.
@@ -154,7 +146,7 @@ class RowStore:
         pairs = self._different_rows if whole else self._all_rows
         self._db.execute("BEGIN")
         self._db.execute("DELETE FROM differs")
-        for key, known, present in in_time(pairs(), while_waiting):
+        for key, known, present in waiter.each(pairs(), ITEMS_AT_ONCE):
             if (found := difference(key, known, present)) is not None:
                 counts[found.op] += 1
                 values = (found.key, found.op, found.before, found.after)

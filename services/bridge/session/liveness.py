@@ -37,7 +37,7 @@ class Liveness:
     def tick(self) -> None:
         """Answer the server in the middle of long work, and perform a heartbeat that is due."""
         reach("breathing")
-        self._standby_status.while_waiting()
+        self._standby_status.answer()
         self._beat(time.monotonic())
 
     def commit_and_tick(self) -> None:

@@ -27,6 +27,7 @@ from services.bridge.transactions.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.transactions.streams import MessageUnclear
 from services.postgres.server import Server
 from services.runtime.process import Stop
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -39,9 +40,9 @@ STANDBY_PAUSE_S = 0.5
 LAST_SESSION_S = 30.0
 _AFTER_THE_START = {"on_divergence": "stop", "on_lost_records": "stop"}
 """Settings that accept a loss found at the start, and their values afterwards."""
-SelfRepair = Callable[[SourceSettings, BridgeSettings, Callable[[], None]], None]
-"""Where to repair, what an operator accepts by now, and what is to be called all the time, so that
-the probe and a stop are heard."""
+SelfRepair = Callable[[SourceSettings, BridgeSettings, Waiter], None]
+"""Where to repair, what an operator accepts by now, and whose work goes on, so that the probe and a
+stop are heard."""
 _GROWING = tenacity.wait_random_exponential(multiplier=0.2, max=3)
 
 
@@ -319,7 +320,7 @@ class Runner:
             slot=source.slot,
             reason=error.message,
         )
-        self._repair(source, self._settings.bridge, self._repairs)
+        self._repair(source, self._settings.bridge, Waiter(self._repairs))
 
     def _repairs(self) -> None:
         """Note that a repair goes on. Raise Retryable where a stop is asked for."""

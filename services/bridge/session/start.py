@@ -8,6 +8,7 @@ before the server is shown to be the right one.
 """
 
 import contextlib
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -57,11 +58,12 @@ from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.newer_primary import NewerPrimary
 from services.bridge.source.publication_reader import warn_of_differences
 from services.bridge.source.replication_connection import ReplicationConnection
-from services.bridge.source.standby_status import StandbyStatus, WhileWaiting
+from services.bridge.source.standby_status import StandbyStatus
 from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.kafka.schema_registry import SchemaRegistry
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -106,21 +108,24 @@ class _Opening:
         self._slot, self._prefix = self._source.slot, self._kafka.topic_prefix
         self._resources = resources
         self._shaping = Shaping(settings.shaping, self._prefix)
-        self._waiting = WhileWaiting()
+        self._waiter = Waiter()
+        """Of what waits for Kafka or SQL: the server is answered, once it streams."""
+        self._standstill = Waiter()
+        """Of what the stream stands still for: Kafka transactions are ended and begun, too."""
         self._claim_checks: ClaimChecks | None = None
         compare = partial(warn_of_differences, source=self._source, shaping=settings.shaping)
         self._compare = partial(compare, prefix=self._prefix, logged=set())
 
     def open(self, refused: Refused, settings: RegistrySettings | None) -> Parts:
         """Perform all steps in their order; return the parts of the session."""
-        registry = None if settings is None else SchemaRegistry(settings)
+        registry = None if settings is None else SchemaRegistry(settings, self._waiter)
         if registry is not None:
             self._resources.callback(registry.close)
             registry.require()
         large, shaping = self._settings.claim_check, self._settings.shaping
-        self._claim_checks = open_claim_checks(large, shaping, self._resources)
+        self._claim_checks = open_claim_checks(large, shaping, self._resources, self._standstill)
         primary = self._own_origin()
-        topics = Topics(self._kafka, self._settings.shaping, while_waiting=self._waiting)
+        topics = Topics(self._kafka, self._settings.shaping, self._waiter)
         topics.schema_text = registry.schema_text if registry is not None else None
         topics.prepare()
         topics.check_clocks(primary.clock_ms())
@@ -137,6 +142,7 @@ class _Opening:
     def _own_origin(self) -> Primary:
         primary = Primary(
             self._source,
+            self._waiter,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
             idle_timeout_ms=self._bridge.origin_idle_timeout_ms,
         )
@@ -157,14 +163,7 @@ class _Opening:
 
     def _fence(self, topics: Topics, check: StartCheck, refused: Refused) -> TransactionalProducer:
         """Make the producer; no other bridge of this slot can write to Kafka any more."""
-        producer = TransactionalProducer(
-            self._kafka,
-            self._bridge,
-            topics,
-            self._slot,
-            refused,
-            while_waiting=self._waiting,
-        )
+        producer = TransactionalProducer(self._kafka, self._bridge, topics, self._slot, refused)
         self._resources.callback(producer.abandon)
         producer.begin_session()
         reach("fenced")
@@ -179,7 +178,7 @@ class _Opening:
         producer: TransactionalProducer,
     ) -> _Agreed:
         """End hanging transactions; return the record to go on from, if all witnesses agree."""
-        settle_all(topics, producer, primary, self._slot, self._waiting, check)
+        settle_all(topics, producer, primary, self._slot, check)
         record = topics.last_progress(self._slot)
         snapshot = self._snapshot_settings(record)
         producer.follow(record)
@@ -211,7 +210,6 @@ class _Opening:
             self._source,
             snapshot,
             deadline_s=self._bridge.sql_deadline_ms / 1000,
-            while_waiting=self._waiting,
         )
         record = records.resume(record, primary, producer, make_first)
         return _Agreed(record, seen, records, heartbeat)
@@ -266,26 +264,24 @@ class _Opening:
         newer_primary = NewerPrimary(self._source, primary.server)
         self._resources.callback(newer_primary.close)
         liveness = Liveness(primary, ledger, standby_status, heartbeat, group_commit, newer_primary)
-        if self._claim_checks is not None:
-            self._claim_checks.while_waiting = liveness.commit_and_tick
+        self._standstill.work = liveness.commit_and_tick
         encoding = self._encoding(primary, topics, registry, timeline)
         snapshot = None
         if self._settings.snapshot.mode != "never":
             owner = self._owner(agreed, start.end_lsn)
-            snapshot = self._open_snapshot(primary, topics, owner, encoding, group_commit, liveness)
+            snapshot = self._open_snapshot(primary, topics, owner, encoding, group_commit)
         spool = self._open_spool(heartbeat)
         bytes_max = self._bridge.transaction_bytes_max
         pipeline = Pipeline(
             spool,
             Assembler(encoding.envelope, start, bytes_max, position.counts, encoding.shaping),
             emit=group_commit.take if snapshot is None else snapshot.emit,
-            while_waiting=liveness.tick,
+            waiter=Waiter(liveness.tick),
             prepared_topic=prepared_topic(self._prefix),
             slot=self._slot,
             staged=self._load_staged(topics, spool),
         )
-        self._start(connection, primary, start)
-        self._waiting.answer_with(standby_status)
+        self._start(connection, primary, start, standby_status)
         self._announce(start, primary, timeline)
         return Parts(
             primary,
@@ -343,13 +339,11 @@ class _Opening:
                 shaping.naming,
                 encoders,
                 registry,
-                self._waiting,
                 last_key=partial(last_key, topics),
             ),
             owners=owners,
             deposit=None if self._claim_checks is None else self._claim_checks.deposit,
             table_names=self._table_names,
-            while_waiting=self._waiting,
         )
         if self._table_names is not None:  # a session that refuses a table at once leaves its name
             self._table_names.write(0)
@@ -374,7 +368,6 @@ class _Opening:
         owner: Owner,
         encoding: _Encoding,
         group_commit: GroupCommit,
-        liveness: Liveness,
     ) -> Snapshotter:
         snapshot = open_snapshot(
             self._settings.snapshot,
@@ -388,7 +381,7 @@ class _Opening:
             relations=encoding.relations,
             encoders=encoding.encoders,
             take=group_commit.take,
-            while_waiting=liveness.commit_and_tick,
+            waiter=self._standstill,
             durable_lsn=group_commit.durable_lsn,
         )
         self._resources.callback(snapshot.close)
@@ -416,7 +409,14 @@ class _Opening:
             reach("staging loaded")
         return staged
 
-    def _start(self, connection: ReplicationConnection, primary: Primary, start: Position) -> None:
+    def _start(
+        self,
+        connection: ReplicationConnection,
+        primary: Primary,
+        start: Position,
+        standby_status: StandbyStatus,
+    ) -> None:
+        """Let the server stream; whatever waits answers it from here on."""
         connection.start(
             start.end_lsn,
             self._source.publication,
@@ -425,6 +425,8 @@ class _Opening:
             two_phase=self._source.two_phase,
         )
         primary.streams = True
+        standby_status.heard(time.monotonic())  # silence counts from here
+        self._waiter.work = standby_status.answer
         reach("resumed inside" if start.seq else "started")
 
     def _announce(self, start: Position, primary: Primary, timeline: int) -> None:

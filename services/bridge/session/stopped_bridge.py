@@ -11,6 +11,7 @@ from services.bridge.source.candidates import require_one_writable
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import ReplicationConnection
 from services.kafka.schema_registry import SchemaRegistry
+from services.waiter import Waiter
 
 _ORIGIN_IDLE_MS: Final = 24 * 3_600_000
 """The origin is owned as long as topics are read, so that no bridge starts meanwhile."""
@@ -18,7 +19,7 @@ _ORIGIN_IDLE_MS: Final = 24 * 3_600_000
 
 @contextlib.contextmanager
 def open_stopped(
-    settings: Settings, operation: str
+    settings: Settings, operation: str, waiter: Waiter | None = None
 ) -> Iterator[tuple[Primary, Topics, StartCheck]]:
     """Connect as a start of the bridge does, own the origin, and close all at the end.
 
@@ -30,14 +31,14 @@ def open_stopped(
     bridge = settings.bridge
     with contextlib.ExitStack() as stack:
         primary = Primary(
-            source, sql_deadline_ms=bridge.sql_deadline_ms, idle_timeout_ms=_ORIGIN_IDLE_MS
+            source, waiter, sql_deadline_ms=bridge.sql_deadline_ms, idle_timeout_ms=_ORIGIN_IDLE_MS
         )
         stack.callback(primary.close)
         primary.prepare()
         primary.require_free_slot(operation)
-        topics = Topics(kafka, settings.shaping)
+        topics = Topics(kafka, settings.shaping, waiter)
         if settings.registry is not None:
-            registry = SchemaRegistry(settings.registry)
+            registry = SchemaRegistry(settings.registry, waiter)
             stack.callback(registry.close)
             topics.schema_text = registry.schema_text
         topics.prepare()

@@ -34,6 +34,7 @@ from services.bridge.sink.storage_identity import (
     ObjectStorage,
     judge_storage,
 )
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 _PAUSE_S: Final = 0.5
@@ -54,11 +55,11 @@ class ClaimChecks:
         self,
         settings: ClaimCheckSettings,
         storage: ObjectStorage | None = None,
+        waiter: Waiter | None = None,
     ) -> None:
         self._storage = storage or object_storage(settings)
         self._accepted = settings.accept_loss_of
-        self.while_waiting: Callable[[], None] = lambda: None
-        """What `deposit` calls while it waits."""
+        self._waiter = waiter or Waiter()
         self._deadline_s = settings.deadline_ms / 1000
         self._bytes_max = settings.memory_bytes_max
         self._pool = ThreadPoolExecutor(settings.connections, thread_name_prefix="claim-check")
@@ -122,7 +123,7 @@ class ClaimChecks:
         name, size = sha256(data), len(data)
         self._referred = True
         while not self._take(name, size, data):
-            self.while_waiting()
+            self._waiter.turn()
         return Reference(self._storage.uri(name), size, name)
 
     def _take(self, name: str, size: int, data: bytes) -> bool:
@@ -240,7 +241,10 @@ class ClaimChecks:
 
 
 def open_claim_checks(
-    settings: ClaimCheckSettings | None, shaping: ShapingSettings, resources: ExitStack
+    settings: ClaimCheckSettings | None,
+    shaping: ShapingSettings,
+    resources: ExitStack,
+    waiter: Waiter | None = None,
 ) -> ClaimChecks | None:
     """Return where large values go, None if none do. Raise SlotbridgeError without an answer.
 
@@ -254,7 +258,7 @@ def open_claim_checks(
             operation=OPERATION,
             hint="add claim_check.uri, or leave claim_check_bytes out of shaping.large_values",
         )
-    found = ClaimChecks(settings)
+    found = ClaimChecks(settings, waiter=waiter)
     resources.callback(found.close)
     found.look()
     return found

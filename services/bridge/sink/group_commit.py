@@ -317,7 +317,7 @@ class GroupCommit:
                 self._standby_status.heard(time.monotonic())  # we did not listen meanwhile
                 self._end_commit(commit)
             else:
-                self._standby_status.while_waiting()
+                self._standby_status.answer()
 
     def _end_commit(self, commit: Commit) -> None:
         """Confirm to the slot what Kafka has committed. Raise what the commit has raised."""

@@ -17,7 +17,7 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
@@ -43,7 +43,6 @@ _OPTIONS: Final = {
 def cut_off(
     settings: KafkaSettings,
     then: Mapping[Partition, PartitionEnd],
-    while_waiting: Callable[[], None] = lambda: None,
 ) -> dict[Partition, bool]:
     """Tell of each partition whether it lacks records that it had before the end of `then`.
 
@@ -51,14 +50,13 @@ def cut_off(
     """
     found: dict[Partition, bool] = {}
     for some in in_parts([*then.items()]):
-        found |= _cut_off(settings, dict(some), while_waiting)
+        found |= _cut_off(settings, dict(some))
     return found
 
 
 def _cut_off(
     settings: KafkaSettings,
     then: Mapping[Partition, PartitionEnd],
-    while_waiting: Callable[[], None],
 ) -> dict[Partition, bool]:
     group = {"group.id": f"slotbridge-start-{uuid.uuid4()}"}
     consumer = make_client(Consumer, {**client_options(settings), **_OPTIONS, **group})
@@ -71,7 +69,6 @@ def _cut_off(
         while waiting and time.monotonic() < deadline:
             sought |= {at for at in waiting.keys() - sought if _seek(consumer, at, waiting[at])}
             message = consumer.poll(_POLL_S)
-            while_waiting()
             error = message.error() if message is not None else None
             if message is None or error is None or passing(error):
                 continue

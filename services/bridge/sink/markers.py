@@ -34,6 +34,7 @@ from services.bridge.sink.offsets import (
 from services.bridge.sink.partition_ends import Lost, lost_tails
 from services.bridge.source.standby_status import StoppedLate
 from services.kafka.records import REQUEST_TIMEOUT_S
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -56,6 +57,8 @@ class TransactionHangs(Retryable):
 class TopicPartitions(Protocol):
     """The methods of services.bridge.sink.topics.Topics that are used here."""
 
+    waiter: Waiter
+
     def partitions(self, topic: str) -> int: ...
     def learn_leaders(self) -> None: ...
     def ask_ends(self, partitions: Iterable[Partition], *, committed: bool) -> Asked: ...
@@ -77,7 +80,6 @@ class MarkerCheck:
         self,
         topics: TopicPartitions,
         look: Callable[[], None],
-        while_waiting: Callable[[], None],
         judge: Callable[[Sequence[Lost]], None],
     ) -> None:
         """Take the callbacks for open transactions and for lost records.
@@ -87,7 +89,6 @@ class MarkerCheck:
         """
         self._topics = topics
         self.look = look
-        self._while_waiting = while_waiting
         self._judge = judge
         self._closed = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-ends")
@@ -142,8 +143,7 @@ class MarkerCheck:
                 self.look()
                 self._leave(behind, ends)
                 break
-            self._while_waiting()
-            time.sleep(_PAUSE_S)
+            self._topics.waiter.pause(_PAUSE_S)
             before.stable = self._ask_all(behind, self._await, committed=True)
         self._before = None
 
@@ -255,9 +255,7 @@ class MarkerCheck:
 
     def _await(self, futures: Iterable["Future[Any]"]) -> None:
         """Wait for Kafka's answers, and answer the server meanwhile."""
-        while pending := [future for future in {*futures} if not future.done()]:
-            wait(pending, _AWAIT_S)
-            self._while_waiting()
+        self._topics.waiter.wait(futures, _AWAIT_S)
 
     def _behind(self, ends: Ends, stable: Ends) -> dict[Partition, int]:
         """Return the partitions where a transaction may hang -> their last stable offset."""
@@ -277,7 +275,6 @@ class MarkerCheck:
             except Retryable:
                 if time.monotonic() > deadline:
                     raise
-            self._while_waiting()
-            time.sleep(_PAUSE_S)
+            self._topics.waiter.pause(_PAUSE_S)
             self._topics.learn_leaders()  # the client asks by the leader epoch that it knows
             asked = self._ask_all(asked, self._await, committed=committed)

@@ -7,7 +7,7 @@ turns, the earlier one stays as it is until `hanging` has ended it.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -17,6 +17,7 @@ from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.sink.batch_produce import Send, sender
 from services.kafka.client import kafka_error, make_client
+from services.waiter import Waiter
 
 INIT_TIMEOUT_S: Final = 30.0
 BOTH: Final = (0, 1)
@@ -28,9 +29,10 @@ _SUFFIXES: Final = ("", "~2")
 class ProducerPair:
     """One session's two producers. Each Kafka transaction that commits is the other one's turn."""
 
-    def __init__(self, options: Mapping[str, Any], *, subject: str) -> None:
+    def __init__(self, options: Mapping[str, Any], waiter: Waiter, *, subject: str) -> None:
         """Make two producers from `options`, whose `transactional.id` is the first producer's."""
         self._subject = subject
+        self._waiter = waiter
         name = options["transactional.id"]
 
         def made(suffix: str) -> Producer:
@@ -58,13 +60,7 @@ class ProducerPair:
             except KafkaException as error:
                 raise kafka_error(error, "init transactions", self._subject) from error
 
-    def settle(
-        self,
-        records: Iterable[tuple[int, Event]],
-        while_waiting: Callable[[], None],
-        *,
-        commit: bool,
-    ) -> None:
+    def settle(self, records: Iterable[tuple[int, Event]], *, commit: bool) -> None:
         """Write `records` in one whole transaction of the current producer.
 
         Each record goes into the partition before it. Raise SlotbridgeError.
@@ -73,7 +69,7 @@ class ProducerPair:
         try:
             producer.begin_transaction()
             for partition, event in records:
-                self._produce(partition, event, while_waiting)
+                self._produce(partition, event)
             producer.flush(INIT_TIMEOUT_S)
             reach("settling")
             end = producer.commit_transaction if commit else producer.abort_transaction
@@ -81,7 +77,7 @@ class ProducerPair:
         except KafkaException as error:
             raise kafka_error(error, "end hanging transactions", self._subject) from error
 
-    def _produce(self, partition: int, event: Event, while_waiting: Callable[[], None]) -> None:
+    def _produce(self, partition: int, event: Event) -> None:
         producer = self.current
         topic, key, value, headers = event[:4]
         deadline = time.monotonic() + INIT_TIMEOUT_S
@@ -93,7 +89,7 @@ class ProducerPair:
                     full = KafkaError(KafkaError._QUEUE_FULL)
                     raise kafka_error(KafkaException(full), "produce", self._subject) from None
                 producer.poll(_QUEUE_FULL_PAUSE_S)
-                while_waiting()
+                self._waiter.turn()
             else:
                 return
 

@@ -30,6 +30,7 @@ from services.bridge.sink.topics import Topics
 from services.kafka.delivery import deliver
 from services.kafka.records import READ_DEADLINE_S, parse_record
 from services.postgres.server import Server
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -157,7 +158,7 @@ class TableNames:
                 records,
                 operation=operation,
                 hint=_HINT,
-                while_waiting=self._require_going_on,
+                waiter=Waiter(self._require_going_on),
             )
         return bool(records)
 

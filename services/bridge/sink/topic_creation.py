@@ -1,8 +1,6 @@
 """Makes a topic, and waits until it can be written to."""
 
 import time
-from collections.abc import Callable
-from concurrent.futures import wait
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -13,6 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from services.kafka.client import TOPIC_REFUSALS, kafka_error, refused_topic
 from services.kafka.records import REQUEST_TIMEOUT_S
+from services.waiter import Waiter
 
 _ATTEMPT_S: Final = 0.5
 _LOOK_S: Final = 0.05
@@ -21,11 +20,11 @@ _PATIENCE_S: Final = 30.0
 
 
 class TopicCreation:
-    """Makes topics; calls `while_waiting` meanwhile."""
+    """Makes topics."""
 
-    def __init__(self, admin: AdminClient, while_waiting: Callable[[], None]) -> None:
+    def __init__(self, admin: AdminClient, waiter: Waiter) -> None:
         self._admin = admin
-        self._while_waiting = while_waiting
+        self._waiter = waiter
 
     def make(self, topic: NewTopic, *, await_broker: bool) -> TopicMetadata:
         """Make a topic that another may have made meanwhile; return it once it has a leader.
@@ -46,17 +45,14 @@ class TopicCreation:
                     hint="start the missing broker",
                     exit_code=ExitCode.KAFKA_UNREACHABLE,
                 ) from error
-            self._while_waiting()
-            time.sleep(_ATTEMPT_S)
+            self._waiter.pause(_ATTEMPT_S)
         return self._await_leader(topic.topic)
 
     def _create(self, topic: NewTopic) -> KafkaException | None:
         """Return why it could not be made, if it could not."""
         future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic.topic]
         try:
-            while not future.done():
-                wait([future], _ATTEMPT_S)
-                self._while_waiting()
+            self._waiter.wait([future], _ATTEMPT_S)
             future.result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -74,8 +70,7 @@ class TopicCreation:
             else:
                 if described.error is None and described.partitions:
                     return described
-            self._while_waiting()
-            time.sleep(_LOOK_S)
+            self._waiter.pause(_LOOK_S)
         raise Retryable(
             "the topic was created but has no leader",
             operation="create the topic",

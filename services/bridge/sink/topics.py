@@ -54,6 +54,7 @@ from services.kafka.records import (
     last_progress,
     parse_record,
 )
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -83,8 +84,7 @@ class Topics:
         self,
         settings: KafkaSettings,
         shaping: ShapingSettings | None = None,
-        *,
-        while_waiting: Callable[[], None] = lambda: None,
+        waiter: Waiter | None = None,
     ) -> None:
         """Connect to Kafka; `shaping` names topics that need not begin with the prefix."""
         self.settings = settings
@@ -94,7 +94,8 @@ class Topics:
         self.outbox_is_ours = naming.outbox_is_ours()
         self.hides = naming.hides
         """Whether the settings hide something of a table."""
-        self._while_waiting = while_waiting
+        self.waiter = waiter or Waiter()
+        """Of all that waits for these topics."""
         self._complaints = Complaints()
         options = client_options(settings) | {"error_cb": self._complaints.note}
         self.admin = make_client(AdminClient, options)
@@ -231,7 +232,7 @@ class Topics:
         found: dict[Partition, int] = {}
         for some in in_parts(self.written()):
             found |= self.unstable_of(some)
-            self._while_waiting()
+            self.waiter.turn()
         return found
 
     def unstable_of(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
@@ -325,7 +326,7 @@ class Topics:
                         error, "connect to Kafka", self.settings.bootstrap_servers
                     ) from error
                 attempt_s = max(_ATTEMPT_S, min(2 * attempt_s, patience_s - waited_s))
-                self._while_waiting()
+                self.waiter.turn()
         self._learn_all(metadata)
 
     def learn_leaders(self) -> None:
@@ -368,7 +369,7 @@ class Topics:
         topic = NewTopic(
             name, num_partitions=partitions, replication_factor=replicas, config=config
         )
-        creation = TopicCreation(self.admin, self._while_waiting)
+        creation = TopicCreation(self.admin, self.waiter)
         # As many as topics of ours have: a broker is away, which comes again.
         await_broker = replicas in self._replicas.values()
         self._learn(name, creation.make(topic, await_broker=await_broker))

@@ -8,7 +8,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -64,8 +64,6 @@ class TransactionalProducer:
         topics: Topics,
         slot: str,
         refused: Refused | None = None,
-        *,
-        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """Make the pair of producers and the checks of where their transactions ended.
 
@@ -73,10 +71,10 @@ class TransactionalProducer:
         """
         self._go_on_without_lost = bridge.on_lost_records == "continue"
         self.tails = Tails(slot, kafka.topic_prefix, partial(cut_off, kafka))
-        self.markers = MarkerCheck(topics, lambda: None, while_waiting, self.tails.judge)
+        self.markers = MarkerCheck(topics, lambda: None, self.tails.judge)
         self._touched: set[str] = set()
         self._counts: dict[str, int] = {}
-        self._while_waiting = while_waiting
+        self._waiter = topics.waiter
         self._cancelled = threading.Event()
         self._topics = topics
         self._slot = slot
@@ -90,7 +88,7 @@ class TransactionalProducer:
         self._limits = topics.message_bytes_max(*self._refused.topics)
         self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
         options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
-        self._pair = ProducerPair(options, subject=self._subject)
+        self._pair = ProducerPair(options, topics.waiter, subject=self._subject)
         self._ready = {self._progress_topic: 1}
         """Topics that exist, and how many partitions each has for this session."""
         self._denied: dict[str, TopicRefused] = {}
@@ -129,15 +127,15 @@ class TransactionalProducer:
         for turn in turns:
             self._pair.turn = turn
             self.open = True  # without a look at what hangs: it is ended here
-            self._pair.settle(records, self._while_waiting, commit=commit)
+            self._pair.settle(records, commit=commit)
             self.open = False
 
     def send(self, events: Sequence[Event], origins: Origins | None = None) -> None:
         """Add `events`, which are of `origins`, to the open Kafka transaction, begun if need be.
 
-        Calls `while_waiting` now and then, and often while the broker takes nothing. A record that
-        can't be sent goes to the dead letters if the settings say so; else it raises BadInput
-        (RECORD_REFUSED) or SetupError that names it.
+        The session's other work goes on meanwhile. A record that can't be sent goes to the dead
+        letters if the settings say so; else it raises BadInput (RECORD_REFUSED) or SetupError that
+        names it.
         """
         self.begin()
         if origins is not None:
@@ -145,7 +143,7 @@ class TransactionalProducer:
         events, count = list(events), len(events)
         for since in range(0, count, _BATCH_EVENTS):
             if since:
-                self._while_waiting()
+                self._waiter.turn()
             self._send_some(events, since, min(since + _BATCH_EVENTS, count), origins)
 
     def _send_some(
@@ -175,16 +173,16 @@ class TransactionalProducer:
             self._refuse(event, origin, reason)
         elif event.broadcast:
             for partition in range(self._partitions_of(event.topic)):
-                self._produce(event, partition, origin, self._while_waiting)
+                self._produce(event, partition, origin)
         else:
             self._counts.clear()
             partition = partition_of(event.placed_by, self._ready[event.topic])
-            self._produce(event, partition, origin, self._while_waiting)
+            self._produce(event, partition, origin)
 
     def _partitions_of(self, topic: str) -> int:
         """Count a topic's partitions, with those added since, so that all get a broadcast event."""
         if topic not in self._counts:
-            self._while_waiting()
+            self._waiter.turn()
             count = count_partitions(self._producer, topic)
             self._counts[topic] = max(self._topics.partitions(topic), count)
         return self._counts[topic]
@@ -198,7 +196,9 @@ class TransactionalProducer:
         self.tails.learn(self.markers.ends())
         kafka = self.tails.note_all(self._pair.turn)
         value = record.model_copy(update={"kafka": kafka}).model_dump_json().encode()
-        self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
+        self._produce(
+            Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, in_session=False
+        )
         self._commit_open(time.monotonic() + self._deadline_s)
         self._log_dead_letters()
         if self._careful and not record.position.seq:
@@ -267,8 +267,10 @@ class TransactionalProducer:
         event: Event,
         partition: int,
         origin: Origin,
-        while_waiting: Callable[[], None] | None,
+        *,
+        in_session: bool = True,
     ) -> None:
+        """Produce a record; `in_session`: in the session's thread, whose work goes on meanwhile."""
         deadline = 0.0
         self._touched.add(event.topic)
         extra: Any = (
@@ -284,8 +286,8 @@ class TransactionalProducer:
                 if time.monotonic() > deadline or self._cancelled.is_set():
                     raise self._stalled() from None
                 self._await_room(f"topic {event.topic}")
-                if while_waiting is not None:
-                    while_waiting()
+                if in_session:
+                    self._waiter.turn()
             except KafkaException as error:
                 cause = error.args[0]
                 if cause.code() not in RECORD_REFUSALS or cause.txn_requires_abort():
@@ -330,7 +332,7 @@ class TransactionalProducer:
         self._dead[event.topic, reason] += 1
         now_ms = time.time_ns() // 1_000_000
         dead = letter(event, origin, reason, topic=topic, bytes_max=bytes_max, now_ms=now_ms)
-        self._produce(dead, 0, origin, self._while_waiting)
+        self._produce(dead, 0, origin)
 
     def _log_dead_letters(self) -> None:
         for (topic, reason), count in self._dead.items():

@@ -174,8 +174,7 @@ class ChunkSource:
                 self._visible.lost()
                 raise NotNow("published transactions are not visible yet")
             self.end()
-            self._thread.while_waiting()
-            time.sleep(LOOK_S / 5)
+            self._thread.waiter.pause(LOOK_S / 5)
 
     def _standby_for(self, table: TableProgress) -> Standby | None:
         """Return where the table's rows are to be read; None: from the primary."""
@@ -310,8 +309,7 @@ class ChunkSource:
             if time.monotonic() > until:
                 self._secured.lost()
                 raise NotNow("the standbys in synchronized_standby_slots are behind")
-            self._thread.while_waiting()
-            time.sleep(LOOK_S)
+            self._thread.waiter.pause(LOOK_S)
         self._secured.met()
         return mark
 

@@ -1,8 +1,10 @@
 """The thread that the snapshot's SQL runs in, while the session does its other work."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, ParamSpec, TypeVar
+
+from services.waiter import Waiter
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -11,10 +13,10 @@ LOOK_S: Final = 0.01
 
 
 class ReaderThread:
-    """One session's. `while_waiting` does the session's other work."""
+    """One session's, which does its other work meanwhile."""
 
-    def __init__(self, while_waiting: Callable[[], None]) -> None:
-        self.while_waiting = while_waiting
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
 
     def close(self) -> None:
@@ -38,6 +40,5 @@ class ReaderThread:
     ) -> Result:
         """Call it in the thread and return its result."""
         future = self._pool.submit(function, *args, **kwargs)
-        while not wait((future,), LOOK_S).done:
-            self.while_waiting()
+        self.waiter.wait([future], LOOK_S)
         return future.result()

@@ -29,6 +29,7 @@ from services.bridge.source.hosts import standby_conninfo
 from services.bridge.transactions.assembler import EventBatch
 from services.kafka.records import READ_DEADLINE_S, parse_record
 from services.postgres.sessions import SNAPSHOT_STATEMENT_MS
+from services.waiter import Waiter
 
 CHUNK_BYTES_MAX = 4 * 2**20
 STANDBY_DEADLINE_MS = SNAPSHOT_STATEMENT_MS + 1_000
@@ -48,7 +49,7 @@ def open_snapshot(
     relations: Relations,
     encoders: Encoders,
     take: Callable[[EventBatch], None],
-    while_waiting: Callable[[], None],
+    waiter: Waiter,
     durable_lsn: Callable[[], int],
 ) -> Snapshotter:
     """Connect, and read how far the rows of each table are in Kafka. Raises SlotbridgeError."""
@@ -99,7 +100,7 @@ def open_snapshot(
         parked=relations.parked,
         bytes_max=min(CHUNK_BYTES_MAX, bridge.transaction_bytes_max),
         take=take,
-        while_waiting=while_waiting,
+        waiter=waiter,
         durable_lsn=durable_lsn,
     )
 

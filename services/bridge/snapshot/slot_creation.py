@@ -10,7 +10,7 @@ that name is removed.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import psycopg
@@ -54,7 +54,6 @@ def first_slot(
     snapshot: SnapshotSettings,
     *,
     deadline_s: float,
-    while_waiting: Callable[[], None],
 ) -> NewSlot:
     """Return the slot, created if it is missing, and the events of its beginning for Kafka.
 
@@ -68,19 +67,17 @@ def first_slot(
         return NewSlot(found.confirmed_flush_lsn, forgotten)
     if snapshot.mode == "never" or not snapshot.reads_without_key:
         lsn, _ = replication.create_slot(
+            primary.waiter,
             two_phase=source.two_phase,
             export=False,
             deadline_s=deadline_s,
-            while_waiting=while_waiting,
         )
         if not snapshot.reads_all:
             primary.log_rows_before()
         new = NewSlot(lsn, forgotten)
     else:
         topics.prepare_late(snapshot_topic, compacted=True)
-        beginning = make_slot(
-            primary, replication, source, deadline_s=deadline_s, while_waiting=while_waiting
-        )
+        beginning = make_slot(primary, replication, source, deadline_s=deadline_s)
         new = NewSlot(beginning.lsn, [beginning_event(prefix, beginning)])
     logger.info("created slot", slot=source.slot, lsn=format_lsn(new.lsn))
     reach("slot created")
@@ -93,16 +90,15 @@ def make_slot(
     source: SourceSettings,
     *,
     deadline_s: float,
-    while_waiting: Callable[[], None],
 ) -> SlotBeginning:
     """Make the failover slot; return where it begins. Raise SlotbridgeError."""
     try:
         with open_session(NEW_SLOT, primary.conninfo) as connection:
             lsn, snapshot = replication.create_slot(
+                primary.waiter,
                 two_phase=source.two_phase,
                 export=True,
                 deadline_s=deadline_s,
-                while_waiting=while_waiting,
             )
             with (
                 _dropped_on_error(replication),

@@ -65,6 +65,7 @@ from services.bridge.snapshot.standby import Standby
 from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import PublishedXids
 from services.bridge.transactions.assembler import EventBatch, size_of
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -74,7 +75,7 @@ _NEW_TABLES_S: Final = 30.0
 
 
 class Snapshotter:
-    """One session's. `take` gets every batch; `while_waiting` does the session's other work."""
+    """One session's. `take` gets every batch; `waiter`: of a stream that stands still."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Snapshotter:
         parked: Callable[[Relation], str],
         bytes_max: int,
         take: Callable[[EventBatch], None],
-        while_waiting: Callable[[], None],
+        waiter: Waiter,
         durable_lsn: Callable[[], int],
     ) -> None:
         """`parked`: returns why a table has no topic, or ""."""
@@ -100,7 +101,7 @@ class Snapshotter:
         """Tables that could not be read; they are tried again in the next session, or if asked."""
         self._settings = settings
         self._reader = reader
-        self._thread = ReaderThread(while_waiting)
+        self._thread = ReaderThread(waiter)
         self._standby = standby
         self._source = ChunkSource(
             reader,

@@ -7,7 +7,7 @@ flow, another one takes its place where the server ends it (`sql_session`).
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import psycopg
 import structlog
@@ -44,6 +44,7 @@ from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.server import is_synchronous_standby, setting, written_lsn
 from services.postgres.slots import Slot, SlotStatistics
 from services.postgres.stored_columns import StoredColumns, stored_columns
+from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
 
@@ -52,9 +53,15 @@ class Primary:
     """The chosen primary and the session that owns the origin. Close it when done."""
 
     def __init__(
-        self, settings: SourceSettings, *, sql_deadline_ms: int, idle_timeout_ms: int
+        self,
+        settings: SourceSettings,
+        waiter: Waiter | None = None,
+        *,
+        sql_deadline_ms: int,
+        idle_timeout_ms: int,
     ) -> None:
         self._settings = settings
+        self.waiter = waiter or Waiter()
         self._idle_timeout_ms = idle_timeout_ms
         self._deadline_s = sql_deadline_ms / 1000
         self.witness = witness_of(settings.witness, settings.slot)
@@ -251,16 +258,14 @@ class Primary:
             return stored_columns(self._connection, relation_oid, self._settings.publication)
 
     @in_any_session
-    def await_visible(self, xid: int, while_waiting: Callable[[], None]) -> bool:
+    def await_visible(self, xid: int) -> bool:
         """Wait until the catalog shows what the transaction `xid` made; False if it does not.
 
         Not waited for where commits wait for the bridge: they would wait for each other.
         """
         deadline_s = 0 if self.commits_wait() else self._deadline_s / 4
         with self._statement("read a snapshot"):
-            return await_visible(
-                self._connection, xid, deadline_s=deadline_s, while_waiting=while_waiting
-            )
+            return await_visible(self._connection, xid, self.waiter, deadline_s=deadline_s)
 
     def published(self) -> dict[tuple[str, str], tuple[str, ...]]:
         """Return (schema, table) -> the columns of every table that the publication has now."""

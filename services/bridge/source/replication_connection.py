@@ -30,6 +30,7 @@ from services.bridge.source.readiness import wait_readable, wait_writable
 from services.bridge.source.receive_batching import Gathering
 from services.bridge.source.server_errors import READ_THE_STREAM, connect_error, server_error
 from services.postgres.sessions import STREAM, open_session
+from services.waiter import Waiter
 
 _U64 = struct.Struct("!Q")
 _KEEPALIVE = struct.Struct("!QqB")
@@ -131,14 +132,14 @@ class ReplicationConnection:
         return switch_points(content.decode("utf-8", "replace"))
 
     def create_slot(
-        self, *, two_phase: bool, export: bool, deadline_s: float, while_waiting: Callable[[], None]
+        self, waiter: Waiter, *, two_phase: bool, export: bool, deadline_s: float
     ) -> tuple[int, str]:
         """Make the failover slot; return the LSN where it begins, and a database snapshot's name.
 
         `export`: make one, else "". It has exactly what was committed before that LSN, and can be
         imported until the next command, or the end, of this connection. Very many subtransactions
         make it fail. Waits until all transactions of this moment have ended. Given up at the
-        deadline, or when `while_waiting` raises: the server makes no slot then.
+        deadline, or when the waiter's work raises: the server makes no slot then.
         Sources: protocol-replication, CREATE_REPLICATION_SLOT; SnapBuildInitialSnapshot.
         """
         made = "export" if export else "nothing"
@@ -149,7 +150,7 @@ class ReplicationConnection:
             self._conn.send_query(command.encode())
             while self._conn.is_busy():
                 self._require_before(until)
-                while_waiting()
+                waiter.turn()
                 wait_readable([self._conn.socket], _LOOK_S)
                 self._conn.consume_input()
             result = self._conn.get_result()

@@ -51,7 +51,7 @@ class StandbyStatus:
         self.beat = self._heard = time.monotonic()
 
     def end_with(self, asked: Callable[[], bool]) -> None:
-        """Let `while_waiting` raise StoppedLate once `asked` has been true for STOP_S."""
+        """Let `answer` raise StoppedLate once `asked` has been true for STOP_S."""
         self._asked_to_end = asked
 
     def heard(self, now: float) -> None:
@@ -84,7 +84,7 @@ class StandbyStatus:
         self.due = now + self.interval_s
         metrics.RECEIVED_LSN.set(self._ledger.received)
 
-    def while_waiting(self) -> None:
+    def answer(self) -> None:
         """Send a status if one is due; call this often while you wait for anything else.
 
         Raise StoppedLate where the wait would keep the session from its end.
@@ -102,22 +102,3 @@ class StandbyStatus:
         self.heard(now)
         if now >= self.due:
             self.send(follow=False)
-
-
-class WhileWaiting:
-    """Called by what waits for Kafka, from a session's start on: answers the server, if it streams.
-
-    Knows no session, so that whatever waits may hold it.
-    """
-
-    def __init__(self) -> None:
-        self._status: StandbyStatus | None = None
-
-    def answer_with(self, status: StandbyStatus) -> None:
-        """Send the status of `status` from now on: the server has begun to stream."""
-        status.heard(time.monotonic())
-        self._status = status
-
-    def __call__(self) -> None:
-        if self._status is not None:
-            self._status.while_waiting()

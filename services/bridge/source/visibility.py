@@ -6,29 +6,26 @@ RecordTransactionCommit, then ProcArrayEndTransaction).
 """
 
 import time
-from collections.abc import Callable
 from typing import Final
 
 from services.postgres.rows import one_row
 from services.postgres.server import Connection
+from services.waiter import Waiter
 
 _XIDS: Final = 2**32
 _INTERVAL_S: Final = 0.01
 
 
-def await_visible(
-    connection: Connection, xid: int, *, deadline_s: float, while_waiting: Callable[[], None]
-) -> bool:
+def await_visible(connection: Connection, xid: int, waiter: Waiter, *, deadline_s: float) -> bool:
     """Wait until new snapshots see the commit of `xid`, a top-level xid without epoch.
 
-    False when they do not after `deadline_s`; `while_waiting` is called often.
+    False when they do not after `deadline_s`.
     """
     deadline = time.monotonic() + deadline_s
     while not seen_in(_snapshot(connection), xid):
         if time.monotonic() > deadline:
             return False
-        while_waiting()
-        time.sleep(_INTERVAL_S)
+        waiter.pause(_INTERVAL_S)
     return True
 
 

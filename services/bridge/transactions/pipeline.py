@@ -18,6 +18,7 @@ from services.bridge.pgoutput.messages import PREPARED_MESSAGES, STREAM_MESSAGES
 from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.streams import FrameStore, Streams
+from services.waiter import Waiter
 
 _PLAIN_KINDS: Final = frozenset((b"C", b"I", b"U", b"D"))
 """In a transaction that is open, whatever else is: no block can be."""
@@ -30,7 +31,7 @@ _MARKER_BYTES_MAX: Final = 1024
 
 
 class Pipeline:
-    """`emit` gets every batch in commit order; `while_waiting` is called now and then meanwhile."""
+    """`emit` gets every batch in commit order; `waiter`: of long replays."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Pipeline:
         assembler: Assembler,
         *,
         emit: Callable[[EventBatch], None],
-        while_waiting: Callable[[], None],
+        waiter: Waiter,
         prepared_topic: str,
         slot: str,
         staged: Iterable[PreparedRecord] = (),
@@ -46,7 +47,7 @@ class Pipeline:
         self.skipped = ""
         """The first prefix of logical messages that no setting names."""
         self._emit = emit
-        self._while_waiting = while_waiting
+        self._waiter = waiter
         self._assembler = assembler
         self._decoder = Decoder()
         self._streams = Streams(spool, assembler, self._decoder)
@@ -138,7 +139,7 @@ class Pipeline:
     def _drain(self, batches: Iterator[EventBatch | None]) -> None:
         for batch in batches:
             if batch is None:
-                self._while_waiting()
+                self._waiter.turn()
             else:
                 self._emit(batch)
         self._decoder.writers.clear()  # what was replayed may have described relations anew

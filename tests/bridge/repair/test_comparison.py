@@ -28,6 +28,7 @@ from services.bridge.repair.row_store import FoldedRow, RowStore
 from services.bridge.repair.scope import scope_of
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.tables import KeyColumn, TableShape
+from services.waiter import Waiter
 
 Keys = st.binary(min_size=1, max_size=2)
 Rows = st.dictionaries(Keys, st.sampled_from([b'{"a":1}', b'{"a":2,"b":null}', b'{"a":2}']))
@@ -212,7 +213,7 @@ def test_a_store_folds_partitions_and_keeps_the_differences(
     assert store.take_rows(list(there.items())[:1]) == min(1, len(there))
     told = {key: row for key, (_, _, row) in model.items() if row is not None} if whole else {}
     wanted = differences(told, there)
-    assert sum(store.compare(whole=whole, while_waiting=lambda: None).values()) == len(wanted)
+    assert sum(store.compare(Waiter(), whole=whole).values()) == len(wanted)
     assert list(store.differences()) == wanted
     store.close()
 
@@ -220,7 +221,7 @@ def test_a_store_folds_partitions_and_keeps_the_differences(
 def test_a_tombstone_erases_what_its_own_partition_told_alone(tmp_path: Path) -> None:
     """Compaction, or the end of a batch, leaves the tombstone of an older delete by itself."""
     store, name = RowStore(tmp_path / "rows"), ("public", "t")
-    fold = Fold(cast(Topics, None), store, {}, shared=False, while_waiting=lambda: None)
+    fold = Fold(cast(Topics, None), store, {}, shared=False)
     tombstone, events = Message(key=b"k"), PlainEvents(*name, [])
 
     def take(partition: int, *messages: Message) -> bytes | None:
@@ -249,7 +250,7 @@ def test_a_value_that_is_the_placeholders_text_is_told_by_the_header(tmp_path: P
     """Without the header the text is of a value that the WAL lacked: the one of before counts."""
     store, name = RowStore(tmp_path / "rows"), ("public", "t")
     placeholders = {"raw": "WA=="}
-    fold = Fold(cast(Topics, None), store, placeholders, shared=False, while_waiting=lambda: None)
+    fold = Fold(cast(Topics, None), store, placeholders, shared=False)
 
     def told(row: dict[str, str], header: bytes | None) -> object:
         source = {"schema": "public", "table": "t", "lsn": 7, "commit_lsn": 7}

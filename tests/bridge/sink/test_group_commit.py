@@ -26,9 +26,7 @@ class Session:
             commit=self.commit,
             cancel=lambda: None,
         )
-        status: Any = SimpleNamespace(
-            interval_s=0.01, while_waiting=self.look, heard=lambda _now: None
-        )
+        status: Any = SimpleNamespace(interval_s=0.01, answer=self.look, heard=lambda _now: None)
         self.group_commit = GroupCommit(
             *(producer, BridgeSettings(), status, SimpleNamespace()),  # type: ignore[arg-type]
             lambda _position, _counts, _commit: record(1),

@@ -13,12 +13,14 @@ from services.bridge.sink import markers
 from services.bridge.sink.markers import MarkerCheck, TransactionHangs
 from services.bridge.sink.offsets import ASKED_AT_ONCE, Asked, Partition
 from services.bridge.sink.partition_ends import Tails
+from services.waiter import Waiter
 
 
 class Cluster:
     """Answers from `ends` and `stable`: offsets below 0 are those of a leader that is silent."""
 
     def __init__(self) -> None:
+        self.waiter = Waiter()
         self.ends: dict[Partition, int] = {}
         self.stable: dict[Partition, int] = {}
         self.epochs: dict[Partition, int] = {}
@@ -52,12 +54,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(markers, "REQUEST_TIMEOUT_S", 0.05)
 
 
-def checked(
-    cluster: Cluster,
-    look: Callable[[], None] = lambda: None,
-    while_waiting: Callable[[], None] = lambda: None,
-) -> MarkerCheck:
-    return MarkerCheck(cluster, look, while_waiting, Tails("s", "p", lambda _then: {}).judge)
+def checked(cluster: Cluster, look: Callable[[], None] = lambda: None) -> MarkerCheck:
+    return MarkerCheck(cluster, look, Tails("s", "p", lambda _then: {}).judge)
 
 
 def hangs() -> None:
@@ -113,7 +111,8 @@ def test_a_marker_that_is_on_its_way_is_waited_for() -> None:
     def arrive() -> None:
         cluster.stable[("t", 1)] = 8
 
-    check = checked(cluster, hangs, arrive)
+    cluster.waiter.work = arrive
+    check = checked(cluster, hangs)
     cluster.ends[("t", 1)] = 7
     for topic in ("t", "u"):
         check.flushed({topic})

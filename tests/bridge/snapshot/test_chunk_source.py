@@ -13,6 +13,7 @@ from services.bridge.snapshot.reader_thread import ReaderThread
 from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import PublishedXids, Sight
+from services.waiter import Waiter
 
 WAIT_S = 0.2
 
@@ -91,7 +92,7 @@ class Server:
 
 @pytest.fixture
 def thread() -> Iterator[ReaderThread]:
-    thread = ReaderThread(lambda: None)
+    thread = ReaderThread(Waiter())
     yield thread
     thread.close()
 

@@ -40,6 +40,7 @@ from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
 from services.bridge.transactions.staging import read_frames, staged_parts
 from services.kafka.records import Record
+from services.waiter import Waiter
 from tests.promises.bridge.wire import encode, plainly
 
 NOW_US = 1_700_000_000_000_000
@@ -250,7 +251,7 @@ def _session(
         spool,
         assembler(kafka.position, bytes_max, kafka.counts),
         emit=kafka.emit,
-        while_waiting=lambda: None,
+        waiter=Waiter(),
         prepared_topic="p.prepared",
         slot="s",
         staged=load_staged(kafka.topic, "s", spool),
@@ -278,7 +279,7 @@ def pipeline(folder: Path) -> Iterator[Pipeline]:
         spool,
         assembler(START, 10**6),
         emit=lambda batch: None,
-        while_waiting=lambda: None,
+        waiter=Waiter(),
         prepared_topic="p.prepared",
         slot="s",
     )

@@ -33,6 +33,7 @@ from services.bridge.progress.ledger import Position
 from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.prepared import waiting_place
+from services.waiter import Waiter
 from tests.promises.bridge.wire import as_it_is, encode
 
 NOW_US = 1_700_000_000_000_000
@@ -84,7 +85,7 @@ class Connection:
             self.frames,
             self.assembler,
             emit=self.batches.append,
-            while_waiting=lambda: None,
+            waiter=Waiter(),
             prepared_topic="p.prepared",
             slot="s",
         )

@@ -34,6 +34,7 @@ from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull
 from services.bridge.transactions.streams import MessageUnclear, Streams
+from services.waiter import Waiter
 from tests.promises.bridge.wire import encode, plainly
 
 NOW_US = 1_700_000_000_000_000
@@ -300,7 +301,7 @@ def test_a_row_has_the_shape_that_the_server_described_last(
         pipeline = Pipeline(
             *(spool, assembler()),
             emit=found.append,
-            while_waiting=lambda: None,
+            waiter=Waiter(),
             prepared_topic="p",
             slot="s",
         )

@@ -1,7 +1,5 @@
 """A schema registry without a server, for pure tests: it registers whatever comes."""
 
-from collections.abc import Callable
-
 from schemas.registry import SubjectNaming
 
 
@@ -13,10 +11,10 @@ class KnownRegistry:
     def __init__(self, schema_id: int) -> None:
         self._id = schema_id
 
-    def register(self, _subject: str, _schema: str, _kind: str, _wait: Callable[[], None]) -> int:
+    def register(self, _subject: str, _schema: str, _kind: str) -> int:
         """Return the id of all schemas."""
         return self._id
 
-    def schema_text(self, _schema_id: int, _wait: Callable[[], None]) -> str:
+    def schema_text(self, _schema_id: int) -> str:
         """Fail: a bridge that writes its own keys asks for no schema."""
         raise LookupError("nobody asks")

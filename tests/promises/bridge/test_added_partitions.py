@@ -69,9 +69,8 @@ def test_truncates_one_after_another_ask_once_and_breathe(
 
     monkeypatch.setattr(module, "count_partitions", count)
     settings, topics = prepared(kafka, topic_prefix)
-    producer = TransactionalProducer(
-        settings, BridgeSettings(), topics, "mine", while_waiting=lambda: did.append("breathe")
-    )
+    producer = TransactionalProducer(settings, BridgeSettings(), topics, "mine")
+    topics.waiter.work = lambda: did.append("breathe")
     producer.begin_session()
     names = [f"{topic_prefix}.{name}" for name in "ab"]
     truncates = [Event(name, None, b"{}", broadcast=True) for name in names for _ in range(20)]

@@ -47,6 +47,7 @@ from services.bridge.source.replication_connection import _gather as plain_gathe
 from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
+from services.waiter import Waiter
 from tests.promises.bridge.conftest import COMPILED
 from tests.promises.bridge.known_registry import KnownRegistry
 from tests.promises.bridge.wire import encode
@@ -166,7 +167,7 @@ def batches(
         spool,
         Assembler(envelope, start, bytes_max, {} if start.seq else None),
         emit=made.append,
-        while_waiting=lambda: None,
+        waiter=Waiter(),
         prepared_topic="prepared",
         slot="s",
     )

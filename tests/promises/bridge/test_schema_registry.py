@@ -504,7 +504,7 @@ def test_one_schema_is_registered_by_two_at_the_same_time(schemas: Registry) -> 
         try:
             for number in range(20):
                 together.wait(patient(120))
-                found.append(mine.register(f"two-{number}", '"string"', "AVRO", lambda: None))
+                found.append(mine.register(f"two-{number}", '"string"', "AVRO"))
         except SlotbridgeError:
             together.abort()
             raise

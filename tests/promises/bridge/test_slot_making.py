@@ -8,6 +8,7 @@ import pytest
 
 from schemas.errors import SlotbridgeError
 from services.bridge.source.replication_connection import ReplicationConnection
+from services.waiter import Waiter
 from tests.providers.interface import Provider
 from tests.providers.waiting import patient, patient_ms
 
@@ -54,7 +55,7 @@ def test_many_savepoints_refuse_a_database_snapshot_and_no_slot(
 
         def make() -> None:
             replication.create_slot(
-                two_phase=False, export=export, deadline_s=patient(20), while_waiting=go_on
+                Waiter(go_on), two_phase=False, export=export, deadline_s=patient(20)
             )
 
         if export:

@@ -3,7 +3,6 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -18,6 +17,7 @@ from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
 from services.bridge.session.runner import Runner
 from services.bridge.session.settings import SessionSettings
 from services.bridge.snapshot.progress import plan
+from services.waiter import Waiter
 from tests.bridge.snapshot.test_progress import OWNER, SHAPING, planned, progress, shape
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.recover_process import (
@@ -158,15 +158,13 @@ def test_the_probe_hears_of_a_repair_while_it_goes_on_alone(conninfo: str) -> No
     assert settings.source is not None and settings.kafka is not None
     seen: list[bool] = []
 
-    def repair(
-        _: SourceSettings, _bridge: BridgeSettings, while_waiting: Callable[[], None]
-    ) -> None:
+    def repair(_: SourceSettings, _bridge: BridgeSettings, waiter: Waiter) -> None:
         runner._opening_since = time.monotonic() - 1_000
         seen.append(runner.healthy())
-        while_waiting()
+        waiter.turn()
         seen.append(runner.healthy())
         stop.set()
-        while_waiting()
+        waiter.turn()
 
     runner = Runner(
         SessionSettings(

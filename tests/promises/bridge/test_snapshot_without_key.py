@@ -210,12 +210,13 @@ def test_a_new_slot_whose_beginning_is_unknown_is_dropped(fault: str, conninfo: 
     )
     ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = "
     ends += "current_database() AND application_name = 'slotbridge_slot'"
-    waits = partial(run, conninfo, ends) if fault == "the session ends" else lambda: None
+    if fault == "the session ends":
+        primary.waiter.work = partial(run, conninfo, ends)
     if fault == "no session":
         primary.conninfo = make_conninfo(conninfo, dbname="no_such_database")
     with contextlib.closing(primary), contextlib.closing(replication):
         with pytest.raises(SlotbridgeError):
-            make_slot(primary, replication, source, deadline_s=patient(7), while_waiting=waits)
+            make_slot(primary, replication, source, deadline_s=patient(7))
         assert primary.slot() is None
 
 

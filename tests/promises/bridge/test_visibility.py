@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from services.bridge.source.visibility import await_visible, seen_in
+from services.waiter import Waiter
 from tests.conftest import NewPair
 from tests.promises.bridge.conftest import NewBridge
 from tests.providers.interface import Provider
@@ -49,14 +50,14 @@ def test_a_prepared_transaction_is_waited_for(pair: Provider, fresh_database: st
         xid = int(row[0]) % EPOCH
         writing.execute(f"PREPARE TRANSACTION 'seen {fresh_database}'")
         waits: list[int] = []
-        assert not await_visible(asking, xid, deadline_s=0, while_waiting=lambda: waits.append(1))
+        assert not await_visible(asking, xid, Waiter(lambda: waits.append(1)), deadline_s=0)
 
         def decide() -> None:
             if not waits:
                 writing.execute(f"COMMIT PREPARED 'seen {fresh_database}'")
             waits.append(1)
 
-        assert await_visible(asking, xid, deadline_s=patient(20), while_waiting=decide)
+        assert await_visible(asking, xid, Waiter(decide), deadline_s=patient(20))
         assert waits
 
 

@@ -41,10 +41,8 @@ class Registry(Protocol):
 
     @property
     def subject_naming(self) -> SubjectNaming: ...
-    def register(
-        self, subject: str, schema: str, kind: str, while_waiting: Callable[[], None], /
-    ) -> int: ...
-    def schema_text(self, schema_id: int, while_waiting: Callable[[], None], /) -> str: ...
+    def register(self, subject: str, schema: str, kind: str, /) -> int: ...
+    def schema_text(self, schema_id: int, /) -> str: ...
 
 
 class Rendering(Protocol):
@@ -117,14 +115,12 @@ class Formats:
         naming: Naming,
         encoders: Encoders,
         registry: Registry | None = None,
-        while_waiting: Callable[[], None] = lambda: None,
         last_key: Callable[[str], bytes | None] = lambda _topic: None,
     ) -> None:
         """Make the formats. `last_key`: returns a topic's last key, for `kafka.key_bytes`."""
         self._as_connect = kafka.key_bytes == "connect"
         self._last_key = cache(last_key)
         self._registry = registry
-        self._while_waiting = while_waiting
         self._key, self._value = kafka.key_format, kafka.value_format
         self._prefix = kafka.topic_prefix
         self._naming = naming
@@ -193,7 +189,7 @@ class Formats:
     def _schema_text(self, schema_id: int) -> str:
         if self._registry is None:
             raise ValueError("a schema's id needs a schema registry")
-        return self._registry.schema_text(schema_id, self._while_waiting)
+        return self._registry.schema_text(schema_id)
 
     def _part(
         self, form: Format, schema: Schema, topic: str, part: str
@@ -221,7 +217,7 @@ class Formats:
             "topic_record": f"{topic}-{record}",
         }[self._registry.subject_naming]
         text, kind = rendering.schema_text(schema), rendering.REGISTRY_TYPE
-        return self._registry.register(subject, text, kind, self._while_waiting)
+        return self._registry.register(subject, text, kind)
 
 
 def encoders_for(kafka: KafkaSettings) -> type[Encoders]:

@@ -38,6 +38,7 @@ from services.bridge.sink import claim_checks
 from services.bridge.sink.claim_checks import ClaimChecks, open_claim_checks
 from services.bridge.sink.storage_folder import Folder, MountedAnew
 from services.bridge.sink.storage_identity import MARKER, judge_storage, unreachable
+from services.waiter import Waiter
 from tests.providers.waiting import eventually, patient, patient_ms
 
 TEXT, BYTEA, JSONB, INTEGER, TEXTS = 25, 17, 3802, 23, 1009
@@ -280,8 +281,8 @@ def test_settings_that_can_not_work_are_refused() -> None:
 def test_values_wait_for_the_storage_up_to_a_bound_and_are_stored_once() -> None:
     store, waited = Stored(), threading.Event()
     store.gate.clear()
-    checks = ClaimChecks(SETTINGS.model_copy(update={"deadline_ms": 600_000}), store)
-    checks.while_waiting = waited.set
+    long = SETTINGS.model_copy(update={"deadline_ms": 600_000})
+    checks = ClaimChecks(long, store, Waiter(waited.set))
     large = [bytes([n]) * (SETTINGS.memory_bytes_max // 2) for n in range(3)]
     checks.deposit(large[0])
     checks.deposit(large[0])

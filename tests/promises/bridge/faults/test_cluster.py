@@ -108,7 +108,7 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
         topics,
         "mine",
     )
-    producer.markers.look = lambda: require_none_hanging(topics, "mine", lambda: None)
+    producer.markers.look = lambda: require_none_hanging(topics, "mine")
     producer.begin_session()
     leader = eventually(lambda: leader_of(cluster, alone), what="it has a leader")
     assert leader is not None

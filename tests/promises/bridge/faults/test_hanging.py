@@ -330,13 +330,13 @@ def test_partitions_with_a_new_leader_epoch_are_looked_at(
         KafkaSettings(bootstrap_servers=own_kafka.bootstrap_servers, topic_prefix=topic_prefix)
     )
     topics.prepare()
-    assert hanging_transactions._unstable(topics, lambda: None) == {}
+    assert hanging_transactions._unstable(topics) == {}
     own_kafka.pause()
     time.sleep(FENCED_AFTER_S)
     own_kafka.resume()
 
     for _ in range(6):  # it is some hundred ms until it is told that it had been given up
-        assert hanging_transactions._unstable(topics, lambda: None) == {}
+        assert hanging_transactions._unstable(topics) == {}
         time.sleep(0.5)
 
 
