@@ -20,7 +20,7 @@ _PATIENCE_S: Final = 30.0
 
 
 class TopicCreation:
-    """Makes topics."""
+    """Makes topics, and waits until brokers know them."""
 
     def __init__(self, admin: AdminClient, waiter: Waiter) -> None:
         self._admin = admin
