@@ -5,10 +5,15 @@ default, so that the file works as it is once the examples are replaced.
 """
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import yaml
+
 from schemas.reference import Key, keys
+
+Value = str | Sequence[str] | None
+"""A value, the lines below its key, or None: only the key's default, as a comment."""
 
 SECTIONS: Final = (
     *("source", "kafka", "registry", "bridge", "shaping", "snapshot", "failover", "tables"),
@@ -36,9 +41,12 @@ _EXAMPLES: Final = {
 }
 
 
-def example_file(sections: Iterable[str] = USUAL) -> str:
-    """Return the file with `sections`, in the order of SECTIONS."""
-    wanted = set(sections)
+def example_file(sections: Iterable[str] = USUAL, values: Mapping[str, Value] | None = None) -> str:
+    """Return the file with `sections`, in the order of SECTIONS.
+
+    `values`: key with dots -> what stands in place of its example.
+    """
+    wanted, given = set(sections), values or {}
     lines = [
         "# Configuration of Slotbridge. All keys: docs/reference/settings.md (`slotbridge docs`).",
         "# Judge it with: slotbridge check-config --config FILE",
@@ -55,22 +63,30 @@ def example_file(sections: Iterable[str] = USUAL) -> str:
             continue  # told by the section's meaning and by docs/reference/settings.md
         if key.path in ("shaping.annotations", "shaping.outbox"):
             optional_depth = key.depth
-            lines += _entry(key._replace(section=False, default="null"))
+            lines += _entry(key._replace(section=False, default="null"), given)
             continue
-        lines += _entry(key)
+        lines += _entry(key, given)
     return "\n".join(lines) + "\n"
 
 
-def _entry(key: Key) -> list[str]:
+def as_yaml(text: str) -> str:
+    """Return a text as a YAML scalar in one line."""
+    return yaml.safe_dump(text, width=10_000, allow_unicode=True).split("\n")[0]
+
+
+def _entry(key: Key, values: Mapping[str, Value]) -> list[str]:
     indent = "  " * key.depth
     name = key.path.rpartition(".")[2]
     comment = textwrap.wrap(key.meaning, _WIDTH - len(indent))
     lines = [f"{indent}# {line}" for line in comment]
     if key.section:
         return ["", *lines, f"{indent}{name}:"] if key.depth == 0 else [*lines, f"{indent}{name}:"]
-    example = _EXAMPLES.get(key.path)
-    if example is not None:
-        return [*lines, f"{indent}{name}: {example}"]
+    value = values.get(key.path, "")
+    example = _EXAMPLES.get(key.path) if value == "" else None
+    if value and not isinstance(value, str):
+        return [*lines, f"{indent}{name}:", *(f"{indent}  {line}" for line in value)]
+    if value or example is not None:
+        return [*lines, f"{indent}{name}: {example or as_yaml(str(value))}"]
     if key.default.startswith("the "):
         return [*lines, f"{indent}# {name}:   # {key.default}"]
     return [*lines, f"{indent}# {name}: {key.default or 'null'}"]

@@ -69,7 +69,7 @@ LAYERS = {
     "services.bridge": (
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
-        *(("snapshot", "hanging"), ("repair", "publication", "doctor", "status")),
+        *(("snapshot", "hanging"), ("repair", "publication", "doctor", "status", "proposal")),
         *(("session",), ("cli",)),
     ),
     "services.failover": (

@@ -15,9 +15,10 @@ from schemas.settings import load_settings, require
 from schemas.version import print_version
 from services.bridge import compiled, failpoints, metrics
 from services.bridge.cli.doctor import doctor
+from services.bridge.cli.init import init
 from services.bridge.cli.publication import publication
 from services.bridge.cli.recover import recover, repair_by_itself
-from services.bridge.cli.setup import check_config, docs, examples, init, schema, sql
+from services.bridge.cli.setup import check_config, docs, examples, schema, sql
 from services.bridge.cli.snapshot import snapshot
 from services.bridge.session.runner import Runner
 from services.bridge.session.settings import SessionSettings

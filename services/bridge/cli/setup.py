@@ -1,13 +1,11 @@
-"""The commands that connect to nothing: `init`, `check-config`, `schema`, and what is shipped."""
+"""The commands that connect to nothing: `check-config`, `schema`, and what is shipped."""
 
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from schemas.config_option import ConfigFile
-from schemas.errors import SettingsError
 from schemas.settings import Settings, load_settings
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.recovery.fit import named_relations
@@ -23,49 +21,6 @@ _COMMANDS = {
     "tables": "slottables",
 }
 _JARS: Final = frozenset({"spark.jars", "spark.jars.packages"})
-
-
-def init(
-    file: Annotated[Path | None, typer.Argument(help="File to write; without it, stdout.")] = None,
-    section: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Section to write: source, kafka, registry, bridge, shaping, snapshot, failover, "
-            "tables, claim_check, tracing. Repeatable."
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Write all sections.")] = False,
-) -> None:
-    """Write a commented configuration file. An existing file is not overwritten.
-
-    Without --section and --all: every key of the sections source, kafka and bridge.
-    """
-    from schemas.example import SECTIONS, USUAL, example_file
-
-    with exit_codes():
-        sections = SECTIONS if everything else tuple(section or USUAL)
-        unknown = sorted(set(sections) - set(SECTIONS))
-        if unknown:
-            raise SettingsError(
-                f"there is no section {unknown[0]}",
-                operation="write a configuration file",
-                hint=f"choose one of {', '.join(SECTIONS)}",
-            )
-        written = example_file(sections)
-        if file is None:
-            typer.echo(written, nl=False)
-            return
-        try:
-            with file.open("x", encoding="utf-8") as new:
-                file.chmod(0o600)
-                new.write(written)
-        except OSError as error:
-            raise SettingsError(
-                f"can't write {file}: {error.strerror}",
-                operation="write a configuration file",
-                hint="name a file that does not exist, in a folder that does",
-            ) from None
-        typer.echo(f"{file}: replace the examples, then slotbridge check-config --config {file}")
 
 
 def check_config(
