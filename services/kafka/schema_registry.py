@@ -44,6 +44,7 @@ _CONFLICTS_MAX: Final = 3
 _NO_SUBJECT: Final = 40401
 _NO_SCHEMA: Final = 40403
 """The registry's own codes; a 404 without one is a proxy's, or of a request it does not know."""
+_OWN_CODES: Final = 40_000
 _PASSING: Final = (408, 429)
 _TRANSITIVE: Final = "_TRANSITIVE"
 _SERVER_ERROR: Final = 500
@@ -82,14 +83,36 @@ class SchemaRegistry:
         return self._settings.subject_naming
 
     def require(self) -> None:
-        """Check that the registry answers. Raise Retryable if not, SetupError for credentials."""
-        with self._explained("ask the schema registry", ""):
-            try:
-                self._client.get_compatibility()
-            except Exception as error:
-                status = getattr(error, "http_status_code", 0)
-                if status in (0, _UNAUTHORIZED, *_PASSING) or status >= _SERVER_ERROR:
-                    raise
+        """Check that the registry answers. Raise Retryable if not, SetupError for credentials.
+
+        A server that knows neither the configuration nor the subjects is not a registry, or its API
+        is at another path: SetupError, too.
+        """
+        operation = "ask the schema registry"
+        with self._explained(operation, ""):
+            asked = (self._client.get_compatibility, self._client.get_subjects)
+            if all(self._is_unknown(ask) for ask in asked):
+                raise SetupError(
+                    "there is no schema registry at this path (status 404)",
+                    operation=operation,
+                    subject=self._settings.url,
+                    hint="give registry.url the path of its Confluent API, such as "
+                    "http://apicurio:8080/apis/ccompat/v7",
+                    exit_code=ExitCode.SCHEMA_REFUSED,
+                )
+
+    @staticmethod
+    def _is_unknown(ask: Callable[[], object]) -> bool:
+        """Tell whether the server does not know the request. Raise where it does not answer."""
+        try:
+            ask()
+        except Exception as error:
+            status = getattr(error, "http_status_code", 0)
+            if status in (0, _UNAUTHORIZED, *_PASSING) or status >= _SERVER_ERROR:
+                raise
+            own_code = int(getattr(error, "error_code", 0) or 0)
+            return status == _NOT_FOUND and own_code < _OWN_CODES
+        return False
 
     def register(self, subject: str, schema: str, kind: str) -> int:
         """Return the id of a schema under `subject`, registered now if it is new there.

@@ -55,6 +55,7 @@ ALLOWED = {
         for name in ("job", "metrics", "wait_page")
     },
     "spark_consumers.epochs.tracing": {"services.runtime.otlp"},
+    "spark_consumers.command": {"services.testbed.jars"},
     "spark_consumers.verify": {"services.postgres.sessions"},
     "spark_consumers.restore": {"services.postgres.sessions"},
     "spark_consumers.kafka.formats": {"services.kafka.schema_registry"},
@@ -69,7 +70,7 @@ LAYERS = {
     "services.bridge": (
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
-        *(("snapshot", "hanging"), ("repair", "publication", "doctor", "status", "proposal")),
+        *(("snapshot", "hanging"), ("repair", "publication", "preflight", "status", "proposal")),
         *(("session",), ("cli",)),
     ),
     "services.failover": (

@@ -14,8 +14,8 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.version import print_version
 from services.bridge import compiled, failpoints, metrics
-from services.bridge.cli.doctor import doctor
 from services.bridge.cli.init import init
+from services.bridge.cli.preflight import preflight
 from services.bridge.cli.publication import publication
 from services.bridge.cli.recover import recover, repair_by_itself
 from services.bridge.cli.setup import check_config, docs, examples, schema, sql
@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
 for command in (
-    *(init, check_config, doctor, publication, recover),
+    *(init, check_config, preflight, publication, recover),
     *(schema, sql, docs, examples),
 ):
     app.command()(command)

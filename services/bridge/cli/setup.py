@@ -29,7 +29,7 @@ def check_config(
     """Check the configuration file: keys, values, token files. Connects to no server.
 
     Expressions are parsed, and columns that choose partitions are compared with column lists;
-    `slotbridge doctor` tells whether both fit their tables.
+    `slotbridge preflight` tells whether both fit their tables.
 
     Exit codes: 0 the file is right; 2 something in it is wrong.
     """
@@ -64,7 +64,7 @@ def _judge_shaping(settings: Settings) -> str:
     if used and find_spec("cel_expr_python") is None:
         return "expressions (they need slotbridge[expressions]), whether shaping fits its tables"
     Shaping(settings.shaping, "")
-    return "whether shaping fits its tables (slotbridge doctor)"
+    return "whether shaping fits its tables (slotbridge preflight)"
 
 
 def _advice(settings: Settings) -> list[str]:

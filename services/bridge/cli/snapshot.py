@@ -68,7 +68,7 @@ def status(
                 if stalled_s := seen.stalled_s(time.time()):
                     typer.echo(
                         f"no rows have come for {stalled_s:.0f} s: the log of the bridge says what "
-                        "it waits for, and `slotbridge doctor` examines the servers"
+                        "it waits for, and `slotbridge preflight` examines the servers"
                     )
             if stop is None or seen.finished or stop.wait(every_s):
                 break

@@ -36,7 +36,7 @@ class TopicCreation:
         while error := self._create(topic):
             few = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR and await_broker
             if not few:
-                raise _not_created(error, topic.topic) from error
+                raise not_created(error, topic.topic) from error
             if time.monotonic() > until:
                 raise Retryable(
                     f"{error.args[0].str()} Other topics have that many replicas: a broker is down",
@@ -79,7 +79,8 @@ class TopicCreation:
         )
 
 
-def _not_created(error: KafkaException, topic: str) -> SlotbridgeError:
+def not_created(error: KafkaException, topic: str) -> SlotbridgeError:
+    """Return the error of a topic that the broker does not make."""
     cause = error.args[0]
     if cause.code() in TOPIC_REFUSALS:
         return refused_topic(cause, "create the topic", topic)

@@ -112,11 +112,8 @@ class Topics:
         self.refresh()
         require_leaders(self.written(), self.leaderless)
         prefix = self.prefix
-        for name in (progress_topic(prefix), schema_topic(prefix)):
-            self._ensure(name, partitions=1, compacted=True)
-        self._ensure(prepared_topic(prefix), partitions=1, compacted=True, short_lived=True)
-        for name in (transaction_topic(prefix), message_topic(prefix)):
-            self._ensure(name, partitions=1, compacted=False)
+        for topic in self.planned():
+            self._make(topic)
         for topic_of in (progress_topic, schema_topic, prepared_topic, transaction_topic):
             if self._partitions[topic_of(prefix)] != 1:
                 raise SetupError(
@@ -144,9 +141,7 @@ class Topics:
         known = self._partitions.get(topic)
         if known is not None:
             return known
-        given = self.settings.of_topic(topic)
-        partitions = given.partitions or self.settings.partitions
-        self._ensure(topic, partitions=partitions, compacted=False, given=given)
+        self._make(self._of_table(topic))
         return self._partitions[topic]
 
     def counts(self, topics: Iterable[str]) -> dict[str, int]:
@@ -157,8 +152,25 @@ class Topics:
     def prepare_late(self, topic_of: Callable[[str], str], *, compacted: bool = False) -> str:
         """Make an own topic that not every bridge needs, where it is missing; return its name."""
         name = topic_of(self.prefix)
-        self._ensure(name, partitions=1, compacted=compacted)
+        if not self.has(name):
+            self._make(self._new(name, partitions=1, compacted=compacted))
         return name
+
+    def planned(self, tables: Iterable[str] = ()) -> list[NewTopic]:
+        """Return the missing topics that a start makes, or the first events of tables' topics."""
+        prefix = self.prefix
+        new = [
+            self._new(name, partitions=1, compacted=compacted, short_lived=short_lived)
+            for name, compacted, short_lived in (
+                (progress_topic(prefix), True, False),
+                (schema_topic(prefix), True, False),
+                (prepared_topic(prefix), True, True),
+                (transaction_topic(prefix), False, False),
+                (message_topic(prefix), False, False),
+            )
+            if not self.has(name)
+        ]
+        return new + [self._of_table(name) for name in tables if not self.has(name)]
 
     def check_writable(self, topic: str) -> None:
         """Raise TopicRefused where the broker says that we may not write to `topic`."""
@@ -346,7 +358,12 @@ class Topics:
         """Return a reader of a topic's partition, which is a context manager."""
         return TopicReader(self.settings, topic, partition, committed=committed)
 
-    def _ensure(
+    def _of_table(self, name: str) -> NewTopic:
+        given = self.settings.of_topic(name)
+        partitions = given.partitions or self.settings.partitions
+        return self._new(name, partitions=partitions, compacted=False, given=given)
+
+    def _new(
         self,
         name: str,
         *,
@@ -354,9 +371,7 @@ class Topics:
         compacted: bool,
         short_lived: bool = False,
         given: TopicSettings | None = None,
-    ) -> None:
-        if name in self._partitions:
-            return
+    ) -> NewTopic:
         given = given or TopicSettings()
         replicas = replication_factor(
             given.replication_factor or self.settings.replication_factor,
@@ -366,15 +381,15 @@ class Topics:
         config = new_config(
             replicas, compacted=compacted, short_lived=short_lived, given=given.config
         )
-        topic = NewTopic(
-            name, num_partitions=partitions, replication_factor=replicas, config=config
-        )
+        return NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
+
+    def _make(self, topic: NewTopic) -> None:
         creation = TopicCreation(self.admin, self.waiter)
         # As many as topics of ours have: a broker is away, which comes again.
-        await_broker = replicas in self._replicas.values()
-        self._learn(name, creation.make(topic, await_broker=await_broker))
+        await_broker = topic.replication_factor in self._replicas.values()
+        self._learn(topic.topic, creation.make(topic, await_broker=await_broker))
         reach("topic made")
-        logger.info("topic is ready", topic=name, partitions=self._partitions[name])
+        logger.info("topic is ready", topic=topic.topic, partitions=self._partitions[topic.topic])
 
     def _learn(self, name: str, topic: TopicMetadata) -> None:
         self._partitions[name] = len(topic.partitions)

@@ -151,7 +151,7 @@ class Narration:
                 "the snapshot does not advance",
                 seconds=round(seconds),
                 reason=str(reason),
-                hint="changes flow; `slotbridge doctor` examines the servers",
+                hint="changes flow; `slotbridge preflight` examines the servers",
             )
 
     def _advances(self) -> None:

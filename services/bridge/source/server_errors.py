@@ -72,7 +72,7 @@ _BY_REFUSAL: Final = (
     (
         "28",
         "",
-        "create the role, or correct source.conninfo",
+        "create the role (`slotbridge sql roles`), or correct source.conninfo",
         ExitCode.PRIVILEGE_MISSING,
     ),
     ("42501", "", _GRANT, ExitCode.PRIVILEGE_MISSING),

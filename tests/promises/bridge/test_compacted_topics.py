@@ -11,7 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.running import Bridge
-from tests.promises.bridge.test_doctor import Examined
+from tests.promises.bridge.test_preflight import Examined
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import patient
 

@@ -30,9 +30,9 @@ from services.bridge.recovery.fit import require_fitting, unfit
 from services.postgres.partitions import Partition
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.running import Bridge
-from tests.promises.bridge.test_doctor import Examined
 from tests.promises.bridge.test_partition_by import BY_TENANT, by_tenant, partitions_of
 from tests.promises.bridge.test_placement import placement
+from tests.promises.bridge.test_preflight import Examined
 from tests.providers.interface import Provider
 
 NAMES = ("id", "tenant", "note")

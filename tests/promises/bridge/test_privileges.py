@@ -13,7 +13,7 @@ from psycopg import sql
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.running import PATIENCE_S, Bridge
 from tests.promises.bridge.snapshots import INITIAL, fill, read_all, told
-from tests.promises.bridge.test_doctor import Examined
+from tests.promises.bridge.test_preflight import Examined
 from tests.providers import databases
 from tests.providers.interface import Provider
 from tests.providers.roles import ODD, make_roles
@@ -53,7 +53,7 @@ def test_bridge_and_status_run_as_the_scripts_role(
 def test_rows_are_read_from_a_standby_as_the_scripts_role(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
-    """doctor names what is missing; the script grants it on the primary."""
+    """preflight names what is missing; the script grants it on the primary."""
     admin, publication = pair.primary.conninfo(fresh_database), f"p_{topic_prefix}"
     suffix = ODD + topic_prefix
     fill(admin, 30)
@@ -69,7 +69,7 @@ def test_rows_are_read_from_a_standby_as_the_scripts_role(
     def named() -> set[str]:
         return {name for name, _ in Examined(bridge).names()} & missing
 
-    eventually(lambda: named() == missing, what="doctor names both grants")
+    eventually(lambda: named() == missing, what="preflight names both grants")
     make_roles(pair.primary, fresh_database, publication=publication, suffix=suffix, snapshot=True)
     eventually(lambda: not named(), what="the standby has the grants")
     read_all(bridge, admin)

@@ -1,4 +1,4 @@
-"""A publication that differs from the settings: found by doctor, and told by a start."""
+"""A publication that differs from the settings: found by preflight, and told by a start."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from services.postgres.publication_options import WHOLE, ReplicaIdentity, TableO
 from services.postgres.publications import Members
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.running import Bridge
-from tests.promises.bridge.test_doctor import Examined
+from tests.promises.bridge.test_preflight import Examined
 from tests.promises.bridge.test_publication import run
 from tests.promises.bridge.test_publication_options import settings
 from tests.providers.interface import Provider
@@ -172,7 +172,7 @@ PUBLISHED = "a WHERE (id > 4), b (id), d"
 
 
 def differing(bridge: Bridge) -> dict[str, dict[str, Any]]:
-    """The findings of doctor that are differences, by name."""
+    """The findings of preflight that are differences, by name."""
     told = [one for one in Examined(bridge).findings if one["check"] in NAMES]
     assert len({one["check"] for one in told}) == len(told)
     return {one["check"]: one for one in told}

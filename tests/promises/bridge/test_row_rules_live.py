@@ -14,7 +14,7 @@ from tests.promises.bridge.consumer_folds import fold
 from tests.promises.bridge.recover_process import drop_slot, recovered
 from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.snapshots import INITIAL, Changes, read_all
-from tests.promises.bridge.test_doctor import Examined
+from tests.promises.bridge.test_preflight import Examined
 from tests.providers.interface import Provider
 
 SHAPING: dict[str, Any] = {

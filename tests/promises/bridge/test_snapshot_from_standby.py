@@ -38,8 +38,8 @@ from tests.promises.bridge.snapshots import (
     rows_a_second,
     told,
 )
-from tests.promises.bridge.test_doctor import Examined
 from tests.promises.bridge.test_metrics import await_series
+from tests.promises.bridge.test_preflight import Examined
 from tests.providers.databases import connect
 from tests.providers.interface import Provider, Server
 from tests.providers.waiting import eventually, patient, patient_ms

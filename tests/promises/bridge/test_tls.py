@@ -7,15 +7,20 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from services.testbed.bed import Bed
 from services.testbed.kafka import KafkaBroker
 from services.testbed.postgres import PostgresServer
 from tests.promises.bridge.conftest import NewBridge
+from tests.promises.bridge.test_preflight import Examined
 from tests.providers.embedded import Embedded
 from tests.providers.interface import Provider
 from tests.providers.secured import (
+    ACLS,
     PASSWORD,
     SASL_PASSWORD,
     Certificates,
@@ -24,7 +29,9 @@ from tests.providers.secured import (
     secured_kafka,
     secured_postgres,
 )
-from tests.providers.waiting import patient_ms
+from tests.providers.waiting import eventually, patient, patient_ms
+
+WRITE = AclOperation.WRITE
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +135,39 @@ def test_events_pass_through_tls_as_a_principal_with_the_documented_acls(
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     bridge.assert_kafka_equals(secured.conninfo(), "t")
+
+
+def test_preflight_names_the_acls_that_a_principal_lacks(
+    secured: Secured, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    bridge = new_bridge(
+        secured.conninfo(),
+        broker=secured.broker,
+        bootstrap_servers=secured.address("SASL_SSL"),
+        options=secured.sasl,
+    )
+
+    def refused() -> list[tuple[str, str]]:
+        findings = Examined(bridge).findings
+        denied = [one for one in findings if one["check"] == "kafka-refuses"]
+        assert not [one for one in denied if not one["remedy"]["text"]]
+        return sorted((one["subject"], one["evidence"]) for one in denied)
+
+    group, topics = [subject for subject, _ in refused()]
+    assert group == "group slotbridge-start-preflight"
+    assert topics.startswith(f"topics {topic_prefix}.progress")
+    allow(secured.broker, "User:bridge", topic_prefix, [one for one in ACLS if one[2] != WRITE])
+    admin = AdminClient({"bootstrap.servers": secured.broker.bootstrap_servers})
+    made = NewTopic(f"{topic_prefix}.progress", 1, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([made])[made.topic].result(patient(30))
+    lacking = [(f"topics {topic_prefix}.progress", "Kafka does not allow Write")]
+    eventually(lambda: refused() == lacking, what="preflight sees that Write is missing")
+    allow(secured.broker, "User:bridge", topic_prefix)
+    eventually(lambda: not refused(), what="preflight sees the documented ACLs")
+    found = Examined(bridge)
+    assert found.document["start"]["refused_by"] == [], found.document
+    bridge.start().streaming()
+    assert bridge.stop() == 0, bridge.output
 
 
 @pytest.mark.long

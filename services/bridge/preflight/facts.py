@@ -1,4 +1,4 @@
-"""The facts that `slotbridge doctor` reads from the primary, Kafka and the bridge. Pure.
+"""The facts that `slotbridge preflight` reads from the primary, Kafka and the bridge. Pure.
 
 Facts ── primary: Primary      settings, slots, statistics, published tables
       ├─ kafka: Kafka          topics with their configuration; None where it gave no answer

@@ -1,4 +1,4 @@
-"""Read what `slotbridge doctor` examines: the primary, Kafka, and the bridge's own /metrics.
+"""Read what `slotbridge preflight` examines: the primary, Kafka, and the bridge's own /metrics.
 
 Reads only: nothing is owned, fenced or made, so that it can run beside the bridge at any time. To
 compare row filters, the server makes a temporary table in a transaction that is rolled back.
@@ -11,14 +11,14 @@ from typing import Final, LiteralString, TypeVar
 
 import psycopg
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from schemas.errors import SettingsError, SetupError, SlotbridgeError
 from schemas.naming import Naming, table_matches
 from schemas.settings import BridgeSettings, KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import compiled
-from services.bridge.doctor.facts import (
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.preflight.facts import (
     Facts,
     Kafka,
     PartitionedTable,
@@ -28,7 +28,6 @@ from services.bridge.doctor.facts import (
     SnapshotStandby,
     Table,
 )
-from services.bridge.events.shaping.tables import Shaping
 from services.bridge.recovery.fit import unfit
 from services.bridge.sink.compaction import Compacted, refused_by_compaction
 from services.bridge.sink.options import MESSAGE_BYTES_MAX
@@ -39,7 +38,7 @@ from services.bridge.sink.topics import CLEANUP_POLICY, Topics
 from services.bridge.snapshot.row_reader import NotNow, shape_of
 from services.bridge.snapshot.standby import is_database_of
 from services.bridge.snapshot.standby_state import StandbyState, read_state, require_timeline
-from services.bridge.source.candidates import connect, find_primary
+from services.bridge.source.candidates import Candidate, connect
 from services.bridge.source.hosts import host_name, standby_conninfo
 from services.bridge.source.publication_drift import (
     PublicationDifference,
@@ -48,7 +47,7 @@ from services.bridge.source.publication_drift import (
 )
 from services.bridge.source.publication_reader import read_publication, without_waiting
 from services.bridge.source.server_errors import session_error
-from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.client import kafka_error
 from services.kafka.records import REQUEST_TIMEOUT_S
 from services.postgres.partitions import Partition, partitions
 from services.postgres.publications import published_columns
@@ -87,23 +86,28 @@ _DENIED: LiteralString = """
 
 
 def gather(
-    source: SourceSettings, kafka: KafkaSettings, settings: Settings, sample_s: float
+    source: SourceSettings,
+    kafka: KafkaSettings,
+    settings: Settings,
+    sample_s: float,
+    candidate: Candidate,
+    topics: Topics | None,
 ) -> Facts:
-    """Read all facts, and note what could not be read. Raise SlotbridgeError without a primary."""
+    """Read all facts, and note what could not be read. Raise SlotbridgeError.
+
+    `candidate`: the primary, `topics`: refreshed, None where Kafka does not answer.
+    """
     unread: list[tuple[str, str]] = []
-    candidate = find_primary(source)
-    with candidate.connection as connection:
-        try:
-            primary = _primary(
-                connection, candidate.server.version, source, settings.shaping, unread
-            )
-            sample = _sample(connection, source, settings.bridge, sample_s, unread)
-        except psycopg.Error as error:
-            raise session_error(error, "examine the primary", f"slot {source.slot}") from error
+    connection = candidate.connection
     try:
-        found: Kafka | None = _kafka(kafka, settings.shaping, primary)
+        primary = _primary(connection, candidate.server.version, source, settings.shaping, unread)
+        sample = _sample(connection, source, settings.bridge, sample_s, unread)
+    except psycopg.Error as error:
+        raise session_error(error, "examine the primary", f"slot {source.slot}") from error
+    found: Kafka | None = None
+    try:
+        found = _kafka(topics, settings.shaping, primary) if topics is not None else None
     except SlotbridgeError as error:
-        found = None
         unread.append(("Kafka's topics", str(error)))
     standby = None
     if settings.snapshot.conninfo is not None:
@@ -147,7 +151,7 @@ def _standby(
                 recovers=server.in_recovery,
                 feedback=setting(connection, "hot_standby_feedback") == "on",
                 waits=waits,
-                denied=() if state is None else _denied(connection, publication),
+                denied=() if state is None else denied(connection, publication),
                 hidden=hidden,
             )
     except (SlotbridgeError, psycopg.Error) as error:
@@ -167,7 +171,8 @@ def _waits(state: StandbyState, primary: Server, written: int) -> str:
     return f"it is {max(0, behind)} bytes of WAL behind{state.kept_by}"
 
 
-def _denied(connection: Connection, publication: str) -> tuple[str, ...]:
+def denied(connection: Connection, publication: str) -> tuple[str, ...]:
+    """Return the published tables that the session's role may not read."""
     rows = connection.execute(_DENIED, [publication]).fetchall()
     return tuple(row[0] for row in rows)
 
@@ -311,15 +316,13 @@ def _published(url: str) -> int:
     return int(float(values[0]))
 
 
-def _kafka(settings: KafkaSettings, shaping: ShapingSettings, primary: Primary) -> Kafka:
-    topics = Topics(settings, shaping)
-    topics.refresh()
+def _kafka(topics: Topics, shaping: ShapingSettings, primary: Primary) -> Kafka:
+    settings = topics.settings
     written = topics.written()
     names = sorted({name for name, _ in written})
     partitions = {name: sum(topic == name for topic, _ in written) for name in names}
-    admin = make_client(AdminClient, client_options(settings))
-    configs = Configs(admin, settings)
-    metadata = _asked(lambda: admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
+    configs = Configs(topics.admin, settings)
+    metadata = _asked(lambda: topics.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
     _asked(lambda: configs.describe(names))
     found = tuple(
         Topic(name, len(metadata[name].partitions[0].replicas), configs.known.get(name))

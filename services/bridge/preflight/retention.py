@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from schemas.findings import Finding, Severity
-from services.bridge.doctor.facts import Facts
-from services.bridge.doctor.finding import MIB, advice, alter, amount
+from services.bridge.preflight.facts import Facts
+from services.bridge.preflight.finding import MIB, advice, alter, amount
 
 _DAY_S: Final = 86_400
 _GRAVE: Final = ("unreserved", "lost")
@@ -62,12 +62,15 @@ def _own_slot(facts: Facts) -> Iterator[Finding]:
     if len(primary.slots) >= total:
         yield advice(
             "slots-exhausted",
-            Severity.WARNING,
+            Severity.WARNING if slot else Severity.CRITICAL,
             "primary",
             f"slots: {len(primary.slots)}, max_replication_slots: {total}",
-            "no slot can be made: not for a new standby, a rejoin or another bridge",
+            "no slot can be made: not for a new standby, a rejoin or another bridge"
+            if slot
+            else "a start can't make its slot, and ends with exit code 25",
             f"ALTER SYSTEM SET max_replication_slots = {total + 10}; then restart the server, and "
             "the standbys alike",
+            refuses=slot is None,
         )
 
 

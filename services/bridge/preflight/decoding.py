@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from schemas.findings import Finding, Severity
-from services.bridge.doctor.facts import Facts
-from services.bridge.doctor.finding import advice, alter, amount
-from services.postgres.server import logical_decoding, untried_version
+from services.bridge.preflight.facts import Facts
+from services.bridge.preflight.finding import advice, alter, amount
+from services.postgres.server import untried_version
 
 _SHARE_MIN: Final = 0.01
 _WORK_MEM_MAX: Final = 2**30
@@ -29,16 +29,6 @@ _SAMPLE_MIN: Final = 20
 
 def decoding(facts: Facts) -> Iterator[Finding]:
     """Yield findings from the slot's decoding statistics and from the bridge's engine."""
-    levels = [facts.primary.settings.get(name, "") for name in ("wal_level", "effective_wal_level")]
-    if levels[0] and not logical_decoding(*levels):
-        yield advice(
-            "wal-level",
-            Severity.CRITICAL,
-            "the primary",
-            f"wal_level = {levels[0]}",
-            "no logical slot can be made: the bridge does not start",
-            "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
-        )
     yield from _spills(facts)
     yield from _streams(facts)
     yield from _empty(facts)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from schemas.findings import Finding, Severity
-from services.bridge.doctor.facts import Facts, SnapshotStandby
-from services.bridge.doctor.finding import advice, alter
+from services.bridge.preflight.facts import Facts, SnapshotStandby
+from services.bridge.preflight.finding import advice, alter
 
 
 def snapshot_standby(facts: Facts) -> Iterator[Finding]:

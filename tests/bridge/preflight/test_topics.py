@@ -8,9 +8,9 @@ from schemas.findings import Severity
 from schemas.kafka import KafkaSettings
 from schemas.naming import Naming
 from schemas.shaping import ShapingSettings
-from services.bridge.doctor.facts import Facts, Kafka, Primary
-from services.bridge.doctor.topics import topics
 from services.bridge.events.event import Event
+from services.bridge.preflight.facts import Facts, Kafka, Primary
+from services.bridge.preflight.topics import topics
 from services.bridge.sink.compaction import Compacted, refused_by_compaction
 from services.bridge.sink.dead_letters import Origin, refusal
 from services.bridge.sink.topic_differences import differences
@@ -65,7 +65,7 @@ def test_differences_are_of_what_the_settings_say_alone() -> None:
     ]
 
 
-def test_the_doctor_tells_both() -> None:
+def test_preflight_tells_both() -> None:
     settings = KafkaSettings.model_validate(
         {
             "bootstrap_servers": "k:1",

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from schemas.findings import Finding, Severity
-from services.bridge.doctor.facts import Facts
-from services.bridge.doctor.finding import advice
+from services.bridge.preflight.facts import Facts
+from services.bridge.preflight.finding import advice
 
 _COLUMNS: Final = ("shaping.keys", "shaping.partition_by")
 
@@ -24,4 +24,5 @@ def publication(facts: Facts) -> Iterator[Finding]:
             error.message,
             "the bridge does not start with it, or stops at the table's next change (exit code 2)",
             error.hint,
+            refuses=True,
         )

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from schemas.findings import Finding, Severity
-from services.bridge.doctor.facts import Facts, PartitionedTable, Table
-from services.bridge.doctor.finding import advice
+from services.bridge.preflight.facts import Facts, PartitionedTable, Table
+from services.bridge.preflight.finding import advice
 
 _NAMED_MAX: Final = 5
 
