@@ -349,6 +349,22 @@ def restore(
             write_line(line if isinstance(line, str) else json.dumps(line))
 
 
+@app.command()
+def jars(
+    into: Annotated[Path, typer.Option(help="Folder to put them into; it is made.")],
+    s3: Annotated[
+        bool, typer.Option("--s3", help="Also what a warehouse on S3 needs (iceberg-aws-bundle).")
+    ] = False,
+) -> None:
+    """Download and verify the jars that Spark needs; print the line for tables.spark_options."""
+    with exit_codes(as_json=False):
+        from services.testbed.jars import resolve
+
+        groups = ("spark", "iceberg-aws") if s3 else ("spark",)
+        found = [path for group in groups for path in resolve(group, cache=into.absolute())]
+        write_line(f"spark.jars: {','.join(map(str, found))}")
+
+
 @contextlib.contextmanager
 def _operating(config: Path) -> Iterator["Operator"]:
     from spark_consumers.operations import Operator

@@ -3,9 +3,10 @@
     ["kafka"]                                              group
     "org.apache.kafka:kafka_2.13:4.3.0" = "sha256 in hex"  every jar of it, dependencies included
 
-A jar is downloaded once into a per-user cache (`$XDG_CACHE_HOME/slotbridge/jars`) by jgo, which
-speaks the Maven repository layout in pure Python, and is verified before every use.
+A jar is downloaded once into a per-user cache (`$XDG_CACHE_HOME/slotbridge/jars`), and is verified
+before every use. Writing the lock alone needs jgo, which resolves dependencies in pure Python.
 
+    slottables jars --into DIR                 what Spark needs for the tables
     python -m services.testbed.jars spark      print the class path of a group (or of several)
     python -m services.testbed.jars lock       resolve WANTED anew and write jars.lock
 """
@@ -13,11 +14,14 @@ speaks the Maven repository layout in pure Python, and is verified before every 
 import errno
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 import tomllib
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 REPOSITORY_VARIABLE = "SLOTBRIDGE_MAVEN_REPOSITORY"
 """Environment variable with the URL of a Maven repository to use instead of Maven Central."""
+_CENTRAL = "https://repo1.maven.org/maven2"
 _DOWNLOADS_AT_ONCE = 4
 _HTTP_TIMEOUT_S = 60
 _WAIT_FOR_OTHER_S = 600.0
@@ -242,32 +247,34 @@ def _fetch(jar: LockedJar, folder: Path) -> None:
 
 
 def _download(jar: LockedJar, scratch: Path) -> Path:
-    from requests import RequestException
-
+    """Download one file of a Maven repository, by the layout that all of them have."""
+    group, artifact, version = jar.coordinate.partition("@")[0].split(":")[:3]
+    base = os.environ.get(REPOSITORY_VARIABLE, "").rstrip("/") or _CENTRAL
+    url = f"{base}/{group.replace('.', '/')}/{artifact}/{version}/{jar.filename}"
     attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(RequestException),
+        retry=tenacity.retry_if_exception_type((OSError, HTTPException)),
         stop=tenacity.stop_after_attempt(4),
         wait=tenacity.wait_random_exponential(multiplier=0.5, max=8),
         reraise=True,
     )
 
     def once() -> Path:
-        with tempfile.TemporaryDirectory(dir=scratch) as repository:
-            maven = _maven(Path(repository))
-            found = maven.resolver.download(_artifact(maven, jar.coordinate))
-            if found is None:
-                raise RuntimeError(f"jgo returned no path of {jar.coordinate}")
-            return found.replace(scratch / jar.filename)
+        with (
+            urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer,  # noqa: S310 - verified
+            (scratch / jar.filename).open("wb") as file,
+        ):
+            shutil.copyfileobj(answer, file)
+        return scratch / jar.filename
 
     try:
         return attempts(once)
-    except (RequestException, RuntimeError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise SetupError(
             f"can't download {jar.filename}: {type(error).__name__}",
             operation="fetch jars",
             subject=jar.coordinate,
             hint="the first run needs a Maven repository: check the network or proxy (one with "
-            "certificates of its own: REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt), or "
+            "certificates of its own: SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt), or "
             f"set {REPOSITORY_VARIABLE} to a mirror",
             exit_code=ExitCode.PROGRAM_MISSING,
         ) from error

@@ -1,5 +1,6 @@
 """Jars are the locked ones or refused; the lock names everything it should."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -58,6 +59,35 @@ def test_no_repository_gives_one_clear_line(
     assert refusal.value.exit_code == ExitCode.PROGRAM_MISSING
     assert "\n" not in str(refusal.value)
     assert jars.REPOSITORY_VARIABLE in str(refusal.value)
+
+
+def test_an_installed_slottables_brings_its_jars_without_jgo(tmp_path: Path) -> None:
+    """From a Maven repository, here a folder that has the layout of all of them."""
+    repository, into = tmp_path / "maven", tmp_path / "jars"
+    for jar, path in zip(
+        jars.read_lock(jars.LOCK_FILE, "spark"), jars.resolve("spark"), strict=True
+    ):
+        group, artifact, version = jar.coordinate.split(":")[:3]
+        place = repository / group.replace(".", "/") / artifact / version
+        place.mkdir(parents=True)
+        shutil.copy(path, place)
+    hidden = "import sys; sys.modules.update(dict.fromkeys(('jgo', 'requests'), None))"
+    code = f"{hidden}; from spark_consumers.command import app; app()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "jars", "--into", into],
+        cwd=ROOT,
+        env={**os.environ, jars.REPOSITORY_VARIABLE: repository.as_uri()},
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    key, _, named = done.stdout.strip().partition(": ")
+    assert key == "spark.jars"
+    wanted = [path.name for path in jars.resolve("spark")]
+    assert [Path(one).name for one in named.split(",")] == wanted
+    assert all(Path(one).is_file() for one in named.split(","))
 
 
 def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 
+from services.testbed.ports import free_port
 from tests.conftest import NewPair
 from tests.providers.interface import Broker
 from tests.providers.waiting import patient
@@ -28,6 +29,7 @@ def test_the_quick_start_as_it_is_written(new_pair: NewPair, kafka: Broker, tmp_
         "ADMIN": "postgres",
         "KAFKA": kafka.bootstrap_servers,
     }
+    shared = {"SLOTBRIDGE_BRIDGE__HTTP_PORT": str(free_port())}  # other tests run meanwhile
     assert set(re.findall(r"\b([A-Z_]+)=", named)) == ours.keys()
     programs = [Path(sys.executable).parent, trio.primary.tool_path("psql").parent]  # type: ignore[attr-defined]
     path = os.pathsep.join([*map(str, programs), os.environ["PATH"]])
@@ -35,7 +37,7 @@ def test_the_quick_start_as_it_is_written(new_pair: NewPair, kafka: Broker, tmp_
     ran = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,
-        env={**os.environ, **ours, "PATH": path, "PGCONNECT_TIMEOUT": "30"},
+        env={**os.environ, **ours, **shared, "PATH": path, "PGCONNECT_TIMEOUT": "30"},
         capture_output=True,
         text=True,
         check=False,
@@ -44,6 +46,7 @@ def test_the_quick_start_as_it_is_written(new_pair: NewPair, kafka: Broker, tmp_
     log = tmp_path / "slotbridge.log"
     told = ran.stderr + (log.read_text() if log.exists() else "")
     assert ran.returncode == 0, told
+    assert "a start is not refused" in ran.stdout
     assert "changes flow" in ran.stdout
     records = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"topic"')]
     assert [record["topic"] for record in records] == [f"{trio.dbname}.public.quickstart"]
