@@ -15,6 +15,7 @@ from schemas.example import SECTIONS, example_file
 from schemas.json_schema import all_models, schema_file_text
 from schemas.reference import field_meanings, page
 from schemas.settings import Settings
+from tools.alerts import alerts
 from tools.commands_page import commands_page
 from tools.dashboards import DASHBOARDS, dashboard
 from tools.metrics_page import metrics_page
@@ -246,7 +247,12 @@ def generated() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema(), indent=1, sort_keys=True) + "\n",
         CHART / "README.md": readme(),
         CHART / "Chart.yaml": chart_file(),
-        **{CHART / "dashboards" / f"{name}.json": dashboard(name) for name in DASHBOARDS},
+        **{
+            folder / "dashboards" / f"{name}.json": dashboard(name)
+            for folder in (CHART, ROOT / "examples")
+            for name in DASHBOARDS
+        },
+        ROOT / "examples/prometheus/alerts.yml": alerts(),
         ROOT / "docs/reference/settings.md": page(),
         ROOT / "docs/reference/metrics.md": metrics_page(),
         ROOT / "docs/reference/commands.md": commands_page(),

@@ -15,7 +15,8 @@ _HEAD: Final = """# Metrics
 
 Every metric of the three services, with its kind, labels and HELP text. They serve `/metrics` at
 `bridge.http_port`, `failover.watch.http_port` and `tables.http_port`. Alerts on these metrics:
-[runbooks](runbooks.md); dashboards: `helm/slotbridge/dashboards`.
+[runbooks](runbooks.md). Without Kubernetes: `slotbridge examples prometheus.yml`, `alerts.yml`, and
+for Grafana `dashboards/bridge.json`, `failover.json`, `tables.json`.
 
 Labels have few values: names from the settings, slots, fixed states, and at most {tables:,} tables
 of the bridge. An unknown value has no series: a bridge that stands by has none for its slot, and a

@@ -170,6 +170,13 @@ def test_promtool_accepts_the_rules(promtool: str, rules: Rules) -> None:
     assert f"SUCCESS: {len(rules.by_name)} rules found" in done.stdout
 
 
+def test_promtool_accepts_the_examples_without_the_chart(promtool: str, rules: Rules) -> None:
+    """`slotbridge examples prometheus.yml`, and the alerts that it names."""
+    run(promtool, "check", "config", str(ROOT / "examples/prometheus/prometheus.yml"))
+    document = yaml.safe_load((ROOT / "examples/prometheus/alerts.yml").read_text())
+    assert {one["alert"] for one in document["groups"][0]["rules"]} == set(rules.by_name)
+
+
 def test_every_alert_has_a_case(rules: Rules) -> None:
     assert set(CASES) == set(rules.by_name)
 

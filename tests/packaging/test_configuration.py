@@ -3,6 +3,7 @@
 import json
 import os
 import py_compile
+import re
 import tempfile
 from pathlib import Path
 
@@ -99,6 +100,25 @@ def test_every_example_is_accepted(example: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SLOTBRIDGE_SHAPING__SALT", "a secret of at least sixteen characters")
     code, told = slotbridge("check-config", "--config", example)
     assert code == ExitCode.OK, told
+
+
+def test_alerts_and_dashboards_are_there_without_the_chart() -> None:
+    """Each alert has a runbook; no expression selects pods or has a part of the template."""
+    rules = yaml.safe_load(slotbridge("examples", "alerts.yml")[1])["groups"][0]["rules"]
+    runbooks = (ROOT / "docs/reference/runbooks.md").read_text(encoding="utf-8")
+    assert {rule["alert"] for rule in rules} == set(re.findall(r"^### (Slot\w+)", runbooks, re.M))
+    for rule in rules:
+        assert not {"{{", "pod=", "namespace=", "$"} & set(
+            re.findall(r"\{\{|\w+=|\$", rule["expr"])
+        )
+        assert rule["annotations"]["runbook_url"].endswith(f"#{rule['alert'].lower()}")
+    assert yaml.safe_load(slotbridge("examples", "prometheus.yml")[1])["rule_files"] == [
+        "alerts.yml"
+    ]
+    for name in ("bridge", "failover", "tables"):
+        chart = ROOT / "helm/slotbridge/dashboards" / f"{name}.json"
+        shown = slotbridge("examples", f"dashboards/{name}.json")[1]
+        assert json.loads(shown) == json.loads(chart.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

@@ -123,7 +123,7 @@ def examples(
         str, typer.Argument(help="Name of an example; without it, all names are listed.")
     ] = "",
 ) -> None:
-    """Print an example: a configuration file, a systemd unit, the script `rejoin`."""
+    """Print an example: configuration, systemd unit, alerts, dashboards, the script `rejoin`."""
     _print_shipped("examples", name)
 
 
