@@ -42,6 +42,7 @@ def text(kind: Kind, name: str) -> str:
     """
     known = {known.lower(): known for known in names(kind)}
     stem = name.removesuffix(_ENDINGS[kind]).lower()
+    stem = stem.replace("-", "_") if kind == "sql" else stem
     alike = [one for one in known if stem in (one.rpartition(".")[0], one.rpartition("/")[2])]
     if stem not in known and len(alike) == 1:
         stem = alike[0]

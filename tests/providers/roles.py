@@ -53,6 +53,13 @@ def make_roles(
     return replace(roles, told=told[-1])
 
 
+def remove_roles(server: Server, dbname: str, roles: Roles, *, journal: str = "postgres") -> str:
+    """Run sql/remove_roles.sql on a primary; return what it says."""
+    variables = {"bridge": roles.bridge, "failover": roles.failover, "tables": roles.tables}
+    given = {**variables, "snapshot": roles.snapshot, "journal_database": journal}
+    return _run(server, dbname, "remove_roles.sql", given)
+
+
 def make_subscriber_role(server: Server, dbname: str, *, suffix: str = "") -> str:
     """Run sql/subscriber_roles.sql in a subscriber's database."""
     role = f"slotfailover{suffix}"
