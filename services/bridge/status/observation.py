@@ -82,6 +82,7 @@ class Status:
     kafka_problem: str | None
     leaderless: tuple[str, ...] = ()
     """The partitions of the slot that no broker leads, as `topic[number]`."""
+    prefix: str = ""
 
     @property
     def primary(self) -> HostStatus | None:
@@ -131,6 +132,12 @@ class Status:
         ]
         if self.kafka_problem is not None:
             found.append("not judged what Kafka has: it does not answer")
+        elif self.progress is None and self.streaming:  # the first record comes before the stream
+            found.append(
+                "a bridge streams from the slot, but not into these topics: Kafka has no progress "
+                f"record of it under the prefix {self.prefix}; correct kafka.topic_prefix or "
+                "kafka.bootstrap_servers"
+            )
         return (*found, *(f"no broker leads {partition}" for partition in self.leaderless))
 
     def as_json(self) -> dict[str, Any]:
@@ -161,7 +168,9 @@ def read_status(source: SourceSettings, kafka: KafkaSettings, shaping: ShapingSe
     if kafka_problem is None:
         found, kafka_problem = _or_problem(lambda: _from_kafka(topics, source.slot))
     progress, staged = found or (None, [])
-    seen = Status(source.slot, hosts, progress, (), kafka_problem, missing or ())
+    seen = Status(
+        source.slot, hosts, progress, (), kafka_problem, missing or (), prefix=topics.prefix
+    )
     primary = seen.primary
     waiting = tuple(_waiting(record, primary) for record in staged)
     return replace(seen, waiting=waiting)

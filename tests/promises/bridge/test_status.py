@@ -17,6 +17,7 @@ from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.test_failover import both
 from tests.promises.bridge.test_two_phase import prepared
+from tests.providers.interface import Provider
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually, patient
 
@@ -103,6 +104,20 @@ def watched(bridge: Bridge, count: int) -> list[str]:
         obstacles = json.loads(lines[-1])["obstacles"]
         assert process.wait(patient(60)) == (ExitCode.CHECK_FAILED if obstacles else ExitCode.OK)
     return [json.loads(line)["slot"] for line in lines[:count]]
+
+
+def test_another_prefix_than_the_running_bridges_is_not_ok(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    bridge = new_bridge(conninfo)
+    bridge.start().streaming()
+    bridge.caught_up()
+    assert as_json(bridge)["obstacles"] == []
+    mistyped = new_bridge(conninfo, slot=bridge.slot, prefix=f"{topic_prefix}x")
+    (obstacle,) = as_json(mistyped, ExitCode.CHECK_FAILED)["obstacles"]
+    assert f"no progress record of it under the prefix {topic_prefix}x" in obstacle
+    assert bridge.stop() == 0, bridge.output
 
 
 def _rows(gid: str) -> list[int]:
