@@ -1,4 +1,4 @@
-"""Findings of slotbridge preflight and slotfailover check, each with its severity and remedy. Pure."""
+"""Findings of slotbridge preflight and slotfailover check: severity and remedy. Pure."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -59,7 +59,8 @@ class Problem(NamedTuple):
 
     def sentence(self) -> str:
         """Return the problem as a sentence, without its remedy."""
-        return f"unknown key `{self.key}`" if self.unknown else f"`{self.key}` {self.text}"
+        key = f"`{self.key}`" if self.key else "the file"
+        return f"unknown key {key}" if self.unknown else f"{key} {self.text}"
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _problem(detail: ErrorDetails, path: Path, settings: type[BaseModel]) -> Pro
     remedy = "add it to" if detail["type"] == "missing" else "correct it in"
     by_variable = f" or set SLOTBRIDGE_{'__'.join(keys).upper()}" if keys else ""
     hint = f"{remedy} {path}{by_variable}"
-    return Problem(key or "the file", _words(detail, keys), hint, unknown=False)
+    return Problem(key, _words(detail, keys), hint, unknown=False)
 
 
 def _words(detail: ErrorDetails, keys: list[str]) -> str:

@@ -166,7 +166,7 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
             "still for longer than bridge.transaction_timeout_ms",
             operation=operation,
             subject=subject,
-            hint="restart the bridge: it resumes, or waits as a hot standby",
+            hint="restart the bridge: it resumes, or waits as a hot standby (bridge.standby)",
             exit_code=ExitCode.FENCED,
         )
     if isinstance(cause, KafkaError) and _is_distrust(cause):

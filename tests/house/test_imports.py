@@ -39,6 +39,7 @@ ALLOWED = {
     },
     "services.bridge.cli.app": {"services.demo"},
     "services.bridge.cli.setup": {"services.shipped"},
+    "services.bridge.cli.tail": {"spark_consumers.formats"},
     "services.adoption": {
         *("schemas", "services.runtime", "services.postgres", "services.kafka"),
         *("services.bridge", "services.adoption"),

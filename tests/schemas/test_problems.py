@@ -11,6 +11,7 @@ from schemas.problems import _WORDS_FOR_PATTERN, models_in
 from schemas.settings import Settings, load_settings
 
 SOURCE = "source: {conninfo: host=a"
+WITHOUT_ITS_REGISTRY = "kafka: {bootstrap_servers: b, topic_prefix: p, value_format: avro}"
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,7 @@ SOURCE = "source: {conninfo: host=a"
         ("failover: {nodes: {a: x}, machines: {a: {stopp: x}}}", "did you mean `stop`?"),
         ("tables: {warehouse: /w, driver_memory: much}", "with m or g behind it"),
         ("wharehouse: 1", "unknown key `wharehouse`"),
+        (WITHOUT_ITS_REGISTRY, "read settings: the file is wrong: "),
         (
             f"{SOURCE}, slott: a}}\nkafka: {{topic_prefx: p}}",
             "Hint: did you mean `slot`? did you mean `topic_prefix`?",

@@ -160,13 +160,18 @@ def tail(
 ) -> None:
     """Print committed events as JSON lines, until Ctrl-C. Changes nothing, commits no offsets.
 
+    Avro, Protobuf and JSON Schema are decoded by the registry of the settings.
+
     Exit codes: 0 ended as asked, or by Ctrl-C; 1 `--idle-s` passed before `--count` records came.
     """
     from services.bridge.cli.tail import tail as records
+    from services.kafka.schema_registry import SchemaRegistry
 
     configure_logging(json_lines=False)
     with exit_codes():
-        kafka = require(load_settings(config).kafka, "kafka")
+        settings = load_settings(config)
+        kafka = require(settings.kafka, "kafka")
+        registry = None if settings.registry is None else SchemaRegistry(settings.registry)
         stop, printed = stop_on_signals(), 0
 
         def is_over(so_far: int, quiet_s: float) -> bool:
@@ -174,7 +179,7 @@ def tail(
             return stop.is_set() or done or (bool(idle_s) and quiet_s > idle_s)
 
         for record in records(
-            kafka, topics=topic or (), from_beginning=from_beginning, is_over=is_over
+            kafka, registry, topics=topic or (), from_beginning=from_beginning, is_over=is_over
         ):
             typer.echo(json_module.dumps(record, ensure_ascii=False))
             printed += 1

@@ -1,4 +1,4 @@
-"""`slotbridge tail`: prints committed events of the bridge's topics as JSON lines, for a look."""
+"""`slotbridge tail`: prints committed events of the topics as JSON lines, of every format."""
 
 import json
 import time
@@ -13,6 +13,8 @@ from schemas.events import own_topics, transaction_topic
 from schemas.settings import KafkaSettings
 from services.kafka.client import client_options, kafka_error, make_client, passing
 from services.kafka.records import REQUEST_TIMEOUT_S
+from services.kafka.schema_registry import SchemaRegistry
+from spark_consumers.formats.decoder import Decoder, WriterSchema
 
 _POLL_S: Final = 0.2
 _REFRESH_S: Final = 5.0
@@ -20,6 +22,7 @@ _REFRESH_S: Final = 5.0
 
 def tail(
     settings: KafkaSettings,
+    registry: SchemaRegistry | None = None,
     *,
     topics: Iterable[str],
     from_beginning: bool,
@@ -29,8 +32,10 @@ def tail(
 
     `topics`: their names; empty: those of the prefix, without the bridge's own but with
     transactions' beginnings and ends. `is_over` is asked with the number of records so far and the
-    seconds since the last one. Records of one partition come in order, others' in between.
+    seconds since the last one. Records of one partition come in order, others' in between. What a
+    schema of `registry` describes is decoded; without one it stays text.
     """
+    decode = _decoder(registry) if registry is not None else lambda data: data
     consumer = make_client(
         Consumer,
         {
@@ -56,7 +61,7 @@ def tail(
             failure = message.error()
             if failure is None:
                 count, last = count + 1, time.monotonic()
-                yield as_json(message)
+                yield as_json(message, decode)
             elif not passing(failure):
                 raise kafka_error(KafkaException(failure), "read the topic", message.topic() or "")
     finally:
@@ -101,14 +106,30 @@ def _partitions(consumer: Consumer, prefix: str, wanted: frozenset[str]) -> set[
     return {(name, number) for name in chosen for number in there[name].partitions}
 
 
-def as_json(message: Message) -> dict[str, Any]:
+def _decoder(registry: SchemaRegistry) -> Callable[[bytes], bytes]:
+    """Return the function from a key or value to its JSON, in the form that JSON topics have.
+
+    Raise Retryable where the registry does not answer. What it can't read becomes a document that
+    says so.
+    """
+
+    def schema_of(schema_id: int) -> WriterSchema | None:
+        found = registry.schema(schema_id)
+        return None if found is None else WriterSchema(*found)
+
+    decoder = Decoder(schema_of)
+    return lambda data: decoder.decoded(None, data)[1]
+
+
+def as_json(message: Message, decode: Callable[[bytes], bytes]) -> dict[str, Any]:
     """Return a record as one document; a key or value that is not JSON is shown as text."""
+    key, value = message.key(), message.value()
     return {
         "topic": message.topic(),
         "partition": message.partition(),
         "offset": message.offset(),
-        "key": _shown(message.key()),
-        "value": _shown(message.value()),
+        "key": _shown(decode(key) if isinstance(key, bytes) else key),
+        "value": _shown(decode(value) if isinstance(value, bytes) else value),
         **_headers(dict(message.headers() or ())),
     }
 

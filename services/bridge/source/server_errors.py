@@ -23,7 +23,8 @@ _BY_STATE: Final = (
         "55006",
         "",
         True,
-        "another process uses the slot or origin; this one waits as a hot standby",
+        "another process uses the slot or origin: stop it, or let this one wait as a hot standby "
+        "(bridge.standby)",
         ExitCode.SLOT_IN_USE,
     ),
     ("42501", "", False, _GRANT, ExitCode.PRIVILEGE_MISSING),

@@ -185,6 +185,7 @@ def lock(connection: Connection, slot: str) -> None:
             "another session holds the bridge's advisory lock",
             operation="take the witness",
             subject=f"slot {slot}",
-            hint="another bridge of this slot runs; this one waits as a hot standby",
+            hint="another bridge of this slot runs: stop it, or let this one wait as a hot standby "
+            "(bridge.standby)",
             exit_code=ExitCode.SLOT_IN_USE,
         )

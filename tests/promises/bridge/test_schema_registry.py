@@ -5,6 +5,8 @@ import copy
 import io
 import json
 import ssl
+import subprocess
+import sys
 import tempfile
 import threading
 import urllib.request
@@ -166,6 +168,8 @@ def test_every_type_and_every_change_is_what_the_json_says(
         fill(connection, FINITE)
     for bridge in bridges:
         bridge.caught_up()
+    shown = [shown_by_tail(bridge, "public.changing") for bridge in bridges[1:]]
+    assert shown[0] and shown.count(shown[0]) == len(shown)
     for table in TABLES:
         raw = other.records(f"public.{table}")
         assert len(raw) >= 1
@@ -174,6 +178,20 @@ def test_every_type_and_every_change_is_what_the_json_says(
             expected = [(_meant(key, form), _meant(value, form)) for key, value in records]
             found = source.decoded(schemas, table, form, prefix)
             assert _in_order(found) == _in_order(expected), (table, form)
+
+
+def shown_by_tail(bridge: Bridge, table: str) -> list[Any]:
+    """The keys and rows that `slotbridge tail` prints of a table: the same in each format."""
+    count = len(bridge.records(table))
+    command = [Path(sys.executable).parent / "slotbridge", "tail", "--config", bridge.config]
+    options = ("--topic", f"{bridge.prefix}.{table}", "--from-beginning", "--count", str(count))
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=patient(120), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = [(one["key"], one["value"] and one["value"]["after"]) for one in shown]
+    return sorted(rows, key=repr)
 
 
 def _json(data: bytes | None, form: str) -> Any:

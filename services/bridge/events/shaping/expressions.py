@@ -347,9 +347,13 @@ def _name_unknown(error: SettingsError, text: str, columns: Sequence[str]) -> No
 
 def _wrong(text: str, key: str, table: str, reason: str) -> SettingsError:
     of_table = f" for {table}" if table else ""
+    hint = f"correct {key}: docs/guides/shaping.md has the types of columns in expressions"
+    if "no matching overload" in reason:
+        hint = f"{hint}; a numeric is a string there, a double is compared with 10.0, not with 10, "
+        hint += "as in: double(amount) > 10.0"
     return SettingsError(
         f"the expression {text!r} can't be used{of_table}: {reason}",
         operation="compile an expression",
         subject=key,
-        hint=f"correct {key}: docs/guides/shaping.md has the types of columns in expressions",
+        hint=hint,
     )
