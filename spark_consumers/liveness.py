@@ -7,7 +7,32 @@ Work beside the epochs (audits) does not, so that it hides no query that hangs.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+
+@dataclass(slots=True)
+class UnderWay:
+    """How far the epoch is that this process works on; all zero between epochs.
+
+    `events`, `tables`: how many it brings and writes. `events_read`: how many records Spark's
+    running tasks have read of them.
+    """
+
+    events: int = 0
+    events_read: int = 0
+    tables: int = 0
+    tables_written: int = 0
+
+    def begin(self, events: int) -> None:
+        """Note that an epoch reads so many events; 0: that none is under way."""
+        self.events, self.events_read, self.tables, self.tables_written = events, 0, 0, 0
+
+    def read(self, records: int) -> None:
+        """Note how many records were read: it is at least so many as before."""
+        self.events_read = max(self.events_read, min(records, self.events))
+
+
+under_way = UnderWay()
 _listeners: list[Callable[[], None]] = []
 
 

@@ -4,7 +4,7 @@ import math
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +18,7 @@ from schemas.tables import TablesSettings
 
 _TIMEOUT_S: Final = 5.0
 _BAR_WIDTH: Final = 20
+_STEPS: Final = ("events_read", "tables_written", "tables")
 _OPERATION: Final = "ask slottables run"
 _EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 - addresses to listen on, not to ask
 
@@ -31,7 +32,8 @@ class RunStatus:
     since it began; not the table's rows. `rebuilding`: tables that are made anew;
     `rebuild_ratio`: how much of its topic each has read, 0 to 1. `filling`: tables that lack rows
     of a snapshot. `parked`: tables that stay behind, each with `has` and `refused_at` (LSNs),
-    `reason` and `remedy`. `time_s`: when it was, by a clock that only goes forwards.
+    `reason` and `remedy`. `time_s`: when it was, by a clock that only goes forwards. `under_way`:
+    events, events_read, tables and tables_written of the epoch that is being made.
     """
 
     epoch: int | None
@@ -44,6 +46,7 @@ class RunStatus:
     filling: list[str]
     parked: dict[str, dict[str, str]]
     time_s: float
+    under_way: dict[str, int] = field(default_factory=dict)
 
     def rates(self, before: "RunStatus | None") -> dict[str, float]:
         """Return events a second of each table since an earlier look at the run, {} for none."""
@@ -82,6 +85,10 @@ class RunStatus:
         place = "last epoch not known yet" if self.epoch is None else "no epoch yet"
         if self.epoch and self.commit_lsn is not None:
             place = f"epoch {self.epoch}, {format_lsn(self.commit_lsn)}"
+        if now := self.under_way.get("events"):
+            read, made, all_ = (self.under_way[n] for n in _STEPS)
+            of_tables = f", wrote {made} of {all_} tables" if all_ else ", writes its tables next"
+            place = f"{place}; the next one has read {read:,} of {now:,} events{of_tables}"
         if self.lag_bytes is None or self.lag_seconds is None:
             return f"{place}; lag not known yet"
         return f"{place}; {self.lag_bytes:,} bytes and {self.lag_seconds:.1f} s behind"
@@ -147,6 +154,7 @@ def parsed_status(text: str, time_s: float) -> RunStatus:
         sorted(n for metric, n, v in by_table if metric == "slottables_table_filling" and v),
         {found["table"]: {n: v for n, v in found.items() if n != "table"} for found in parked},
         time_s,
+        {name: int(plain[f"slottables_epoch_{name}"]) for name in ("events", *_STEPS)},
     )
 
 

@@ -21,7 +21,7 @@ from spark_consumers.iceberg.table_note import LostBeginningError, MissingEvents
 from spark_consumers.kafka.formats import as_plain_json
 from spark_consumers.kafka.reader import Offsets, TopicOffsets, reader_options
 from spark_consumers.kafka.transactions import Cut
-from spark_consumers.liveness import tick
+from spark_consumers.liveness import tick, under_way
 
 log = structlog.get_logger()
 ARRIVAL_DEADLINE_S = 60.0
@@ -140,6 +140,7 @@ class EventReader:
         near = None if any(want.unread for want in wanted.values()) else cut.read_ms or None
         while True:
             wanted = {topic: want for topic, want in wanted.items() if topic in starts}
+            under_way.begin(sum(want.events for want in wanted.values()))
             ends, settled = self._ends(starts, near, cut.read_ms)
             records = self.records(starts, ends)
             events = changes.events(

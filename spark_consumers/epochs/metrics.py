@@ -4,6 +4,7 @@ import math
 import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,6 +24,7 @@ from spark_consumers.epochs.health import Health
 from spark_consumers.epochs.report import EpochReport, late_described
 from spark_consumers.epochs.table_metrics import TableMetrics
 from spark_consumers.epochs.wait_page import TablesState
+from spark_consumers.liveness import under_way
 
 if TYPE_CHECKING:
     from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
@@ -37,6 +39,12 @@ _COUNTERS = {
     "duplicates": "Events skipped because the tables already had them.",
     "quarantined": "Events put into the quarantine instead of a table.",
     "dead_letters": "Events that Kafka refused and that the tables therefore lack.",
+}
+_UNDER_WAY = {
+    "events": "Events that the epoch brings",
+    "events_read": "Records of them that Spark has read for the epoch",
+    "tables": "Tables that the epoch writes",
+    "tables_written": "Tables that are written, and not yet sealed, of the epoch",
 }
 
 
@@ -60,6 +68,9 @@ class Metrics:
             "NaN: not known yet.",
         )
         self._show_build()
+        for name, text in _UNDER_WAY.items():
+            gauge = self._gauge(f"epoch_{name}", f"{text} that is under way; 0 between epochs.")
+            gauge.set_function(partial(getattr, under_way, name))
         self._gauge(
             "lag_seconds",
             "Seconds since the commit of the oldest transaction that the tables lack, parked ones "
@@ -174,6 +185,7 @@ class Metrics:
         self._lsn.set(report.commit_lsn)
         self.state.commit_lsn = report.commit_lsn
         self._seconds.observe(report.seconds)
+        under_way.begin(0)
         self.health.got_on()
 
     def read_to(self, offset: int) -> None:

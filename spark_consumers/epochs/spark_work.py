@@ -10,11 +10,13 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.epochs.health import Health
 from spark_consumers.failures import FOREIGN
-from spark_consumers.liveness import heard_by
+from spark_consumers.liveness import heard_by, under_way
 
 BESIDE = "slottables audit"
 """The job group of work beside the epochs, which says nothing of theirs."""
 _EVERY_S = 5.0
+_INPUT = 2
+"""The place of inputRecords in what `running` returns of a stage."""
 _COUNTS = ("numCompleteTasks", "inputRecords", "shuffleReadRecords")
 _WRITTEN = ("shuffleWriteRecords", "outputRecords")
 
@@ -27,7 +29,9 @@ def watched(spark: SparkSession, health: Health) -> Iterator[None]:
     def look() -> None:
         while not stop.wait(_EVERY_S):
             with contextlib.suppress(*FOREIGN):  # Java that has ended does not work
-                health.looked(running(spark), time.process_time())
+                stages = running(spark)
+                health.looked(stages, time.process_time())
+                under_way.read(sum(stage[_INPUT] for stage in stages))
 
     thread = threading.Thread(target=look, name="spark-work", daemon=True)
     thread.start()

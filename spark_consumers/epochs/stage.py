@@ -30,7 +30,7 @@ from spark_consumers.iceberg.table_note import Incomplete
 from spark_consumers.iceberg.tables import State, sealed_of
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.key_index import folders
-from spark_consumers.liveness import tick
+from spark_consumers.liveness import tick, under_way
 from spark_consumers.session import local_folder
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class Stage:
         self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
         self._bases = {}
         self.ways = {}
+        under_way.events_read, under_way.tables = under_way.events, len(self._work)
 
         def own(topic: str) -> DataFrame:
             return without(changes.own_events(events, topic), bad.get(topic, ()))
@@ -130,6 +131,7 @@ class Stage:
         def judged(item: Work) -> None:
             with judging(item.name):
                 stage(item)
+            under_way.tables_written = len(self._bases)
 
         with self._staging.writing():
             at_once(judged, list(self._work.values()))

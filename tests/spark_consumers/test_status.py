@@ -18,6 +18,7 @@ from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport, TableReport
 from spark_consumers.iceberg.table_note import Parked
+from spark_consumers.liveness import under_way
 from spark_consumers.status import RunStatus, parsed_status, read_run_status
 
 
@@ -46,6 +47,20 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
     assert "last epoch not known yet; lag not known yet" in shown(unknown)
     metrics.begun(EpochRecord(0, -1, 0, {}, None, {}), [])
     assert "no epoch yet; lag not known yet" in shown(read_run_status(settings))
+    under_way.begin(195_812)
+    under_way.read(120_000)
+    filling = read_run_status(settings)
+    assert "the next one has read 120,000 of 195,812 events, writes its" in shown(filling)
+    under_way.tables, under_way.tables_written = 11, 4
+    filling = read_run_status(settings)
+    assert "wrote 4 of 11 tables" in " ".join(shown(filling).split())
+    assert filling.document()["under_way"] == {
+        "events": 195_812,
+        "events_read": 120_000,
+        "tables": 11,
+        "tables_written": 4,
+    }
+    under_way.begin(0)
     metrics.begun(EpochRecord(18, 0x16B3700, 0, {}, None, {}), ["public.a"])
     begun = read_run_status(settings)
     assert "epoch 18, 0/16B3700; lag not known yet" in shown(begun)
@@ -89,6 +104,7 @@ def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
             }
         },
         "events_per_second": {},
+        "under_way": dict.fromkeys(("events", "events_read", "tables", "tables_written"), 0),
     }
     assert "epoch 1, 0/16B3748; 123 bytes and 0.0 s behind" in shown(first)
     assert "since start" in shown(first)

@@ -80,7 +80,7 @@ def check(
             checkup = look()
             done: list[Order] = []
             if fix and fixes_of(checkup).of:
-                agree = partial(_agrees, yes=yes)
+                agree = partial(_agrees, yes=yes, printed=set())
                 checkup, done, problems_of_journal = repair(cluster, settings, look, agree)
                 output.print_notes(output.on_stderr(), problems_of_journal)
         if nagios:
@@ -113,9 +113,13 @@ class _Memory:
         return self._cluster.with_memory(view)
 
 
-def _agrees(fixes: Fixes, *, yes: bool) -> bool:
-    """Show what would be done, and ask; false where nothing can be done."""
-    output.print_fixes(output.on_stderr(), fixes)
+def _agrees(fixes: Fixes, *, yes: bool, printed: set[str]) -> bool:
+    """Show what would be done, and ask; false where nothing can be done.
+
+    `printed`: what was shown as left by earlier rounds, which one change makes possible after the
+    other.
+    """
+    output.print_fixes(output.on_stderr(), fixes, printed)
     if yes or not fixes.orders:
         return bool(fixes.orders)
     if not sys.stdin.isatty():

@@ -146,9 +146,12 @@ def orders_as_json(orders: Iterable[Order]) -> list[dict[str, str]]:
     ]
 
 
-def print_fixes(console: Console, fixes: Fixes) -> None:
-    """Print the remedies to perform, and those that are left, with the reasons."""
+def print_fixes(console: Console, fixes: Fixes, printed: set[str]) -> None:
+    """Print the remedies to perform, and those that are left but not `printed`, with reasons."""
     for finding in fixes.left if fixes.orders else ():
+        if finding.what in printed:
+            continue
+        printed.add(finding.what)
         console.print(Text.assemble(("NOT DONE  ", "yellow"), f"{finding.check}: {finding.what}"))
         console.print(Text(f"    because {finding.remedy.by_hand}: {finding.remedy}"))
     for order in fixes.orders:

@@ -118,6 +118,35 @@ def read(port: int) -> dict[str, float]:
 
 
 @pytest.mark.long
+def test_an_epoch_tells_how_far_it_is_before_it_is_there(new_pipeline: NewPipeline) -> None:
+    """A first fill is one epoch, which may take long: its events and tables are counted."""
+    port = free_port()
+    pipeline = new_pipeline(http_port=port)
+    for table in (ONE, TWO, THREE):
+        pipeline.publisher.announce(table)
+        insert(pipeline, table, 1, 2)
+    seen: set[tuple[float, float]] = set()
+    with Running(pipeline) as running:
+
+        def arrived() -> bool:
+            with contextlib.suppress(OSError):
+                now = read(port)
+                seen.add((now["slottables_epoch_events"], now["slottables_epoch_tables"]))
+                seen.add(
+                    (now["slottables_epoch_events_read"], now["slottables_epoch_tables_written"])
+                )
+            return bool(running.failure) or running.events == 6
+
+        eventually(arrived, what="three tables arrive", interval_s=0.01)
+        after = read(port)
+    running.sound()
+    assert (6, 3) in seen
+    assert {name for name, value in after.items() if "slottables_epoch_" in name and value} <= {
+        name for name in after if "seconds" in name
+    }
+
+
+@pytest.mark.long
 def test_metrics_tell_where_the_tables_are(new_pipeline: NewPipeline) -> None:
     port = free_port()
     pipeline = new_pipeline(http_port=port)

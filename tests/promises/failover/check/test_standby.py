@@ -76,6 +76,7 @@ def test_fix_repairs_all_that_a_program_may_and_says_what_it_leaves(sound: Exami
     ran = sound.fix()
     assert ran.code == 0
     assert [order["server"] for order in ran.json["fixed"]] == ["b"] * 4
+    assert ran.err.count("NOT DONE  subscription-enabled") == 1
     found = sound.expect("subscription-enabled")
     sound.carry_out(found["subscription-enabled"][0])
 
