@@ -24,7 +24,7 @@ class UnderWay:
     tables_written: int = 0
 
     def begin(self, events: int) -> None:
-        """Note that an epoch reads so many events; 0: that none is under way."""
+        """Note that an epoch of `events` events begins; 0: that none is under way."""
         self.events, self.events_read, self.tables, self.tables_written = events, 0, 0, 0
 
     def read(self, records: int) -> None:

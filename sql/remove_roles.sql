@@ -20,6 +20,7 @@ SELECT pg_catalog.set_config('search_path', '', false) AS search_path \gset
 SELECT current_database() AS source_database \gset
 \ir remove_rights.sql
 \connect :"journal_database"
+SELECT pg_catalog.set_config('search_path', '', false) AS search_path \gset
 \ir remove_rights.sql
 \connect :"source_database"
 SELECT pg_catalog.set_config('search_path', '', false) AS search_path \gset

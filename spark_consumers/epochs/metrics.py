@@ -68,9 +68,6 @@ class Metrics:
             "NaN: not known yet.",
         )
         self._show_build()
-        for name, text in _UNDER_WAY.items():
-            gauge = self._gauge(f"epoch_{name}", f"{text} that is under way; 0 between epochs.")
-            gauge.set_function(partial(getattr, under_way, name))
         self._gauge(
             "lag_seconds",
             "Seconds since the commit of the oldest transaction that the tables lack, parked ones "
@@ -128,6 +125,7 @@ class Metrics:
         )
 
     def _show_build(self) -> None:
+        """Show the build, and how far the epoch under way is."""
         build = Gauge(
             "slottables_build_info",
             "1, with the version of slottables and of Python.",
@@ -135,6 +133,9 @@ class Metrics:
             registry=self.registry,
         )
         build.labels(version(), platform.python_version()).set(1)
+        for name, text in _UNDER_WAY.items():
+            gauge = self._gauge(f"epoch_{name}", f"{text} that is under way; 0 between epochs.")
+            gauge.set_function(partial(getattr, under_way, name))
 
     def serve(self, tables: TablesSettings, pages: Sequence[BaseRoute] = ()) -> None:
         """Answer /metrics, /healthz, /readyz (`epochs.health` says when they pass) and `pages`.

@@ -76,12 +76,7 @@ def init(
         if file is None:
             typer.echo(written, nl=False)
             return
-        try:
-            with file.open("x", encoding="utf-8") as new:
-                file.chmod(0o600)
-                new.write(written)
-        except OSError as error:
-            raise _unwritable(file, error.strerror or "") from None
+        _write(file, written)
         complete = "kafka.bootstrap_servers" in values
         what = "read it" if complete else "replace the examples"
         command = "preflight" if conninfo else "check-config"
@@ -108,6 +103,15 @@ def _look(conninfo: str, tables: str, kafka: str, prefix: str, *, yes: bool) -> 
     for note in notes(pair):
         typer.echo(f"note: {note}", err=True)
     return proposed(pair, chosen, kafka=kafka, prefix=prefix)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        with file.open("x", encoding="utf-8") as new:
+            file.chmod(0o600)
+            new.write(text)
+    except OSError as error:
+        raise _unwritable(file, error.strerror or "") from None
 
 
 def _unwritable(file: Path, reason: str) -> SettingsError:

@@ -19,7 +19,7 @@ from schemas.errors import SlotbridgeError
 from schemas.findings import Finding, Severity
 from schemas.settings import Settings, SourceSettings
 from schemas.tables import TablesSettings
-from services.bridge.preflight.finding import advice, answers, not_judged, refusal
+from services.bridge.preflight.finding import advice, contact, not_judged, start_refusal
 from services.bridge.sink.object_storage import object_storage
 from services.bridge.source.candidates import Candidate, connect
 from services.bridge.source.hosts import host_name, single_hosts
@@ -82,13 +82,13 @@ def hosts(settings: Settings, source: SourceSettings) -> Iterator[Finding]:
             yield _of_host(error, f"{role} {name}", needed=not candidate.read_only)
         else:
             version = f"{server.version // 10000}.{server.version % 10000}"
-            yield answers(f"{role} {name}", f"PostgreSQL {version}: SQL and replication")
+            yield contact(f"{role} {name}", f"PostgreSQL {version}: SQL and replication")
 
 
 def _of_host(error: SlotbridgeError, name: str, *, needed: bool) -> Finding:
     """Return the finding of a host that refuses a session; `needed`: a start needs this one."""
     if needed:
-        return refusal("host-refuses", error, name)
+        return start_refusal("host-refuses", error, name)
     return advice(
         "host-refuses",
         Severity.WARNING,
@@ -103,9 +103,9 @@ def _tried(check: str, subject: str, ask: Callable[[], object]) -> Iterator[Find
     try:
         ask()
     except SlotbridgeError as error:
-        yield refusal(check, error, subject)
+        yield start_refusal(check, error, subject)
     else:
-        yield answers(subject)
+        yield contact(subject)
 
 
 def _nodes(settings: Settings) -> Iterator[Finding]:
@@ -130,11 +130,11 @@ def _node(setting: str, conninfo: SecretStr, timeout_s: int, *, admin: bool) -> 
         with open_session(STATUS, text, connect_timeout=timeout_s) as connection:
             superuser = connection.info.parameter_status("is_superuser") == "on"
     except psycopg.Error as error:
-        told = connect_error(error, setting, setting)
-        message, change = told.message, told.hint
+        explained = connect_error(error, setting, setting)
+        message, change = explained.message, explained.hint
     else:
         if superuser or not admin:
-            return answers(setting)
+            return contact(setting)
         message = f"the role {connection.info.user} is not a superuser"
         change = f"name a superuser in {setting}"
     lost = "slotfailover can't use this server"
@@ -144,7 +144,7 @@ def _node(setting: str, conninfo: SecretStr, timeout_s: int, *, admin: bool) -> 
 def _catalog(tables: TablesSettings) -> Iterator[Finding]:
     """Yield whether the catalog and the warehouse of the Iceberg tables answer."""
     subject = f"the catalog {urlsplit(tables.catalog_uri).hostname or tables.catalog_type}"
-    if tables.catalog_uri.startswith("jdbc:postgresql:"):
+    if tables.catalog_uri.removeprefix("jdbc:").startswith("postgresql:"):
         yield from _jdbc(tables, subject)
     elif tables.catalog_type == "rest":
         yield from _rest(tables, subject)
@@ -161,7 +161,7 @@ def _catalog(tables: TablesSettings) -> Iterator[Finding]:
 def _folder(warehouse: Path) -> Iterator[Finding]:
     nearest = next(one for one in (warehouse, *warehouse.parents) if one.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        yield answers(f"the warehouse {warehouse}")
+        yield contact(f"the warehouse {warehouse}")
     else:
         yield advice(
             "warehouse-refuses",
@@ -186,10 +186,10 @@ def _jdbc(tables: TablesSettings, subject: str) -> Iterator[Finding]:
         with open_session(STATUS, address, connect_timeout=_CONNECT_S, **given):
             pass
     except psycopg.Error as error:
-        told = connect_error(error, subject, "tables.catalog_uri")
-        yield _tables_wait(subject, told.message, told.hint)
+        explained = connect_error(error, subject, "tables.catalog_uri")
+        yield _tables_wait(subject, explained.message, explained.hint)
     else:
-        yield answers(subject)
+        yield contact(subject)
 
 
 def _tables_wait(subject: str, evidence: str, change: str) -> Finding:
@@ -214,7 +214,7 @@ def _rest(tables: TablesSettings, subject: str) -> Iterator[Finding]:
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - http, as checked
     try:
         with urllib.request.urlopen(request, timeout=_CONNECT_S):  # noqa: S310
-            yield answers(subject)
+            yield contact(subject)
     except urllib.error.HTTPError as error:
         if error.code in _DENIED and "credential" in tables.catalog_options:
             yield not_judged(subject, "it answers; only Spark can ask for a token by credential")

@@ -25,7 +25,7 @@ def advice(
     return Finding(check, severity, subject, evidence, consequence, Remedy(change), group=group)
 
 
-def refusal(check: str, error: SlotbridgeError, subject: str = "") -> Finding:
+def start_refusal(check: str, error: SlotbridgeError, subject: str = "") -> Finding:
     """Return the finding of an error that a start would end with."""
     code = int(error.exit_code)
     consequence = (
@@ -38,7 +38,7 @@ def refusal(check: str, error: SlotbridgeError, subject: str = "") -> Finding:
     return advice(check, Severity.CRITICAL, where, error.message, consequence, change, refuses=True)
 
 
-def answers(subject: str, evidence: str = "") -> Finding:
+def contact(subject: str, evidence: str = "") -> Finding:
     """Return that something could be connected to."""
     return Finding("answers", Severity.OK, subject, evidence, "", Remedy(), group=ANSWERS)
 

@@ -1,4 +1,4 @@
-"""What Kafka lets the bridge's principal do with topics and groups, asked without making any.
+"""Asks Kafka what the bridge's principal may do with topics and groups, without making any.
 
 a topic that is there       the operations that Kafka says are allowed (DescribeTopics)
 a topic that would be made  CreateTopics, to be validated only: rights, replicas, configuration
@@ -17,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode, SetupError, SlotbridgeError
 from schemas.findings import Finding
 from schemas.settings import Settings
-from services.bridge.preflight.finding import answers, not_judged, refusal, would
+from services.bridge.preflight.finding import contact, not_judged, start_refusal, would
 from services.bridge.sink.offsets import in_parts
 from services.bridge.sink.topic_creation import not_created
 from services.bridge.sink.topic_requirements import named
@@ -32,7 +32,7 @@ _GROUP: Final = "slotbridge-start-preflight"
 def kafka_rights(topics: Topics, tables: Iterable[str], settings: Settings) -> Iterator[Finding]:
     """Yield what Kafka allows; `topics` are refreshed, `tables`: the topics of published tables."""
     prefix = topics.prefix
-    yield answers(f"Kafka {topics.settings.bootstrap_servers}", f"brokers: {topics.brokers}")
+    yield contact(f"Kafka {topics.settings.bootstrap_servers}", f"brokers: {topics.brokers}")
     yield from _existing(topics, sorted({name for name, _ in topics.written()}))
     yield from _planned(topics, topics.planned(sorted(set(tables))))
     groups = [_GROUP]
@@ -58,7 +58,9 @@ def _existing(topics: Topics, names: list[str]) -> Iterator[Finding]:
             try:
                 allowed = future.result(REQUEST_TIMEOUT_S + 5).authorized_operations
             except KafkaException as error:
-                yield refusal("kafka-refuses", kafka_error(error, "describe", ""), f"topic {name}")
+                yield start_refusal(
+                    "kafka-refuses", kafka_error(error, "describe", ""), f"topic {name}"
+                )
                 continue
             if allowed is not None:
                 lacking = [words for one, words in _NEEDED.items() if one not in allowed]
@@ -71,7 +73,7 @@ def _existing(topics: Topics, names: list[str]) -> Iterator[Finding]:
                 "set-up`, Security)",
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             )
-            yield refusal("kafka-refuses", lack, f"topics {named(of)}")
+            yield start_refusal("kafka-refuses", lack, f"topics {named(of)}")
 
 
 def _planned(topics: Topics, planned: list[NewTopic]) -> Iterator[Finding]:
@@ -87,12 +89,12 @@ def _planned(topics: Topics, planned: list[NewTopic]) -> Iterator[Finding]:
                 future.result(REQUEST_TIMEOUT_S + 5)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    told = not_created(error, name)
-                    refused.setdefault(told.message, (told, []))[1].append(name)
+                    denied = not_created(error, name)
+                    refused.setdefault(denied.message, (denied, []))[1].append(name)
                     continue
             fine.append(name)
     for reason, names in refused.values():
-        yield refusal("kafka-refuses", reason, f"topics {named(names)}, which do not exist")
+        yield start_refusal("kafka-refuses", reason, f"topics {named(names)}, which do not exist")
     if fine:
         replicas = min(topic.replication_factor for topic in planned)
         yield would(f"topics {named(fine)}", f"made; replicas: {replicas}")
@@ -109,4 +111,4 @@ def _group(admin: AdminClient, group: str) -> Iterator[Finding]:
                 hint="grant it (`slotbridge docs set-up`, Security)",
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             )
-            yield refusal("kafka-refuses", denied, f"group {group}")
+            yield start_refusal("kafka-refuses", denied, f"group {group}")

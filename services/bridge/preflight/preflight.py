@@ -15,7 +15,7 @@ from schemas.settings import KafkaSettings, Settings, SourceSettings
 from services.bridge.preflight.connections import connections
 from services.bridge.preflight.examination import examine, gravest_first
 from services.bridge.preflight.facts import Facts
-from services.bridge.preflight.finding import START, not_judged, refusal
+from services.bridge.preflight.finding import START, not_judged, start_refusal
 from services.bridge.preflight.gather import gather
 from services.bridge.preflight.kafka_rights import kafka_rights
 from services.bridge.preflight.start import start
@@ -41,7 +41,10 @@ def look(
         asked = Topics(kafka, settings.shaping)
         asked.refresh()
     except SlotbridgeError as error:
-        findings += [refusal("kafka-refuses", error), not_judged("Kafka's topics", error.message)]
+        findings += [
+            start_refusal("kafka-refuses", error),
+            not_judged("Kafka's topics", error.message),
+        ]
     else:
         topics = asked
     facts = None
@@ -54,12 +57,12 @@ def look(
             findings += [not_judged(subject, why) for subject, why in facts.unread]
     except SlotbridgeError as error:
         if not any(one.wrong and one.group == START for one in findings):  # of each host
-            findings.append(refusal("no-primary", error))
+            findings.append(start_refusal("no-primary", error))
     if topics is not None:
         try:
             findings += kafka_rights(topics, _topics_of(settings, source, kafka, facts), settings)
         except SlotbridgeError as error:
-            findings.append(refusal("kafka-refuses", error))
+            findings.append(start_refusal("kafka-refuses", error))
     return Preflight(gravest_first(findings), facts)
 
 

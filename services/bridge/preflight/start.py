@@ -1,4 +1,4 @@
-"""What a start of the bridge would do on the primary and in Kafka, or why it is refused.
+"""Looks what a start of the bridge would do on the primary and in Kafka, or why it is refused.
 
 The checks are the start's own (`StartCheck.before_fencing`, `Primary.slot`). Nothing is owned,
 fenced or made: a bridge may run meanwhile.
@@ -15,7 +15,7 @@ from schemas.events import progress_topic
 from schemas.findings import Finding
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, SourceSettings
-from services.bridge.preflight.finding import not_judged, refusal, would
+from services.bridge.preflight.finding import not_judged, start_refusal, would
 from services.bridge.preflight.gather import denied
 from services.bridge.progress.ledger import check_beginning
 from services.bridge.recovery.start_check import StartCheck
@@ -63,11 +63,13 @@ def start(
         yield from _publication(connection, source)
         yield from _rows(connection, source, settings)
     except psycopg.Error as error:
-        yield refusal("start-refused", session_error(error, "read the catalogs", "the primary"))
+        yield start_refusal(
+            "start-refused", session_error(error, "read the catalogs", "the primary")
+        )
     try:
         yield from _positions(settings, source, topics)
     except SlotbridgeError as error:
-        yield refusal("start-refused", error)
+        yield start_refusal("start-refused", error)
 
 
 def _positions(
@@ -140,7 +142,7 @@ def _lacks(right: str, what: str, statement: str, connection: Connection) -> Fin
         hint=f'{statement} "{role}"; or run sql/roles.sql (`slotbridge sql roles`)',
         exit_code=ExitCode.PRIVILEGE_MISSING,
     )
-    return refusal("role-lacks-rights", error, f"role {role}")
+    return start_refusal("role-lacks-rights", error, f"role {role}")
 
 
 def _publication(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
@@ -155,7 +157,7 @@ def _publication(connection: Connection, source: SourceSettings) -> Iterator[Fin
         error = SettingsError(
             f"there is no table {listed}", hint="create it, or correct source.tables"
         )
-        yield refusal("publication-refused", error, name)
+        yield start_refusal("publication-refused", error, name)
         return
     strange = connection.execute(_STRANGE, [*names]).fetchall()
     superuser = connection.info.parameter_status("is_superuser") == "on"
@@ -168,7 +170,7 @@ def _publication(connection: Connection, source: SourceSettings) -> Iterator[Fin
             "SLOTBRIDGE_SOURCE__CONNINFO set to the owner's connection",
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
-        yield refusal("publication-refused", refused, name)
+        yield start_refusal("publication-refused", refused, name)
         return
     yield would(name, f"made: {statement}")
 

@@ -60,13 +60,13 @@ class FoundTable:
 
     @property
     def full_name(self) -> str:
-        """Its name with its schema."""
+        """The name of the table with its schema."""
         return f"{self.schema}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What answered. `silent`: (host, why) of the hosts that did not.
+    """The servers that answered; `silent`: (host, why) of the hosts that did not.
 
     `publications`: name -> whether it is for all tables. `slots`: name -> its database.
     """

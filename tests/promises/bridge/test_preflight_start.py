@@ -21,6 +21,7 @@ from tests.promises.bridge.test_preflight import Examined
 from tests.providers.interface import Broker, Provider
 from tests.providers.registry import Registry
 from tests.providers.roles import make_roles
+from tests.providers.waiting import patient
 
 KAFKAS_OWN = "__consumer_offsets"
 """Kafka makes it when somebody first asks for a group."""
@@ -52,7 +53,7 @@ def left(conninfo: str, kafka: Broker) -> tuple[object, ...]:
             " (SELECT array_agg(oid ORDER BY 1) FROM pg_class)"
         ).fetchone()
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    groups = admin.list_consumer_groups().result(30).valid
+    groups = admin.list_consumer_groups().result(patient(30)).valid
     topics = (name for name in admin.list_topics().topics if name != KAFKAS_OWN)
     return row, sorted(topics), sorted(one.group_id for one in groups)
 
