@@ -37,7 +37,14 @@ class Asked:
     def __init__(self, servers: Provider, database: str, file: Path, *more: str) -> None:
         pair = servers.primary.port, servers.standby.port
         given = f"host=127.0.0.1,127.0.0.1 port={pair[1]},{pair[0]} dbname={database}"
-        command = [PROGRAM, "init", file, "--from", f"{given} user=postgres password=none", *more]
+        command: list[str | Path] = [
+            PROGRAM,
+            "init",
+            file,
+            "--from",
+            f"{given} user=postgres password=none",
+            *more,
+        ]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )

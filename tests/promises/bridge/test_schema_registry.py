@@ -183,7 +183,8 @@ def test_every_type_and_every_change_is_what_the_json_says(
 def shown_by_tail(bridge: Bridge, table: str) -> list[Any]:
     """The keys and rows that `slotbridge tail` prints of a table: the same in each format."""
     count = len(bridge.records(table))
-    command = [Path(sys.executable).parent / "slotbridge", "tail", "--config", bridge.config]
+    program = str(Path(sys.executable).parent / "slotbridge")
+    command = [program, "tail", "--config", str(bridge.config)]
     options = ("--topic", f"{bridge.prefix}.{table}", "--from-beginning", "--count", str(count))
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, timeout=patient(120), check=False
