@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 
+from schemas.acceptance import Token
 from schemas.lsn import format_lsn
 
 
@@ -65,7 +66,8 @@ class SlotbridgeError(Exception):
     """An error with everything its reader needs to act.
 
     `operation` is what was tried, `subject` the slot, table, topic or server it concerned, `lsn`
-    the WAL position where there is one, `hint` the remedy. Never carries row values or passwords.
+    the WAL position where there is one, `hint` the remedy, `token` what accepts this refusal, None
+    where nothing may; the hint offers it. Never carries row values or passwords.
     """
 
     exit_code: ExitCode = ExitCode.BUG
@@ -79,13 +81,15 @@ class SlotbridgeError(Exception):
         lsn: int | None = None,
         hint: str = "",
         exit_code: ExitCode | None = None,
+        token: Token | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.operation = operation
         self.subject = subject
         self.lsn = lsn
-        self.hint = hint
+        self.token = token
+        self.hint = f"{hint}; {token.offer}" if token is not None else hint
         if exit_code is not None:
             self.exit_code = exit_code
 

@@ -80,10 +80,6 @@ class ClaimCheckSettings(BaseModel):
     value may be larger."""
     connections: int = Field(8, ge=1, le=64)
     """How many objects are stored at a time."""
-    accept_loss_of: str = ""
-    """Id of a former storage, from the error of a refused start. The storage under `uri` takes its
-    place, although events refer to objects of the former one. It has no effect on any other
-    storage, so you may leave it set."""
 
     @model_validator(mode="after")
     def _whole(self) -> "ClaimCheckSettings":

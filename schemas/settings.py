@@ -31,6 +31,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError as EnvironmentUnreadable
 
+from schemas.acceptance import Acceptance, Token
 from schemas.errors import SettingsError
 from schemas.kafka import REGISTERED
 from schemas.kafka import KafkaSettings as KafkaSettings
@@ -112,16 +113,9 @@ class BridgeSettings(ValueSettings):
     """What to do with a record that Kafka refuses (too large, its topic denied): stop and name it,
     or put it into <prefix>.dead and go on. A logical message is always put there: any login may
     write one."""
-    on_divergence: Literal["stop", "continue"] = "stop"
-    """What to do where Kafka has transactions that the database lost at a failover: stop and name
-    them, or put them into <prefix>.divergence and go on from the new timeline (for one start)."""
-    accept_unsent_changes_of: str = ""
-    """Value `publication/oid/origin` from the error of a refused start. It accepts this other
-    publication or source.origin, although the server never sends the changes before it. It has no
-    effect on any other publication, so you may leave it set."""
-    on_lost_records: Literal["stop", "continue"] = "stop"
-    """What to do where Kafka has lost the last records of a topic: stop and name it, or go on
-    without them (for one start)."""
+    accept: tuple[str, ...] = ()
+    """Tokens from the errors of refused starts, as `--accept`: each accepts the refusal that
+    printed it, and no other (docs/guides/recovery.md)."""
     transaction_metadata: bool = True
     """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
     sql_deadline_ms: Milliseconds = 20_000
@@ -143,6 +137,17 @@ class BridgeSettings(ValueSettings):
     control_url: str = Field("", pattern=r"^(https?://[^/\s@]+/?)?$")
     """URL (http://host:port) by which `slotfailover` reaches POST /v1/source, to send the bridge to
     a new primary."""
+
+    @field_validator("accept")
+    @classmethod
+    def _tokens(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse what is not a token."""
+        return tuple(str(Token.parse(text)) for text in given)
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """The tokens of an operator, of which none is used yet."""
+        return Acceptance(map(Token.parse, self.accept))
 
     @model_validator(mode="after")
     def _in_proportion(self) -> "BridgeSettings":

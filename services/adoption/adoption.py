@@ -344,7 +344,7 @@ class Adoption:
         record = self._topics.last_progress(self._source.slot)
         if record is not None:
             raise self._refused("the slot is adopted already", "start the bridge")
-        producer.follow(None)
+        producer.follow(None, self._check.accepted)
 
     def _make_failover(self, plan: AdoptionPlan) -> None:
         if plan.failover:

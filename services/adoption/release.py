@@ -107,7 +107,7 @@ class Release:
             producer.begin_session()
             settle_all(self._topics, producer, self._primary, slot, self._check)
             record = self._topics.last_progress(slot)
-            producer.follow(record)
+            producer.follow(record, self._check.accepted)
             self._check.compare(record)
         finally:
             producer.abandon()

@@ -90,7 +90,7 @@ IMPURE_IMPORTS = {
     *("psycopg", "confluent_kafka", "socket", "select", "threading", "time", "concurrent"),
     *("subprocess", "asyncio", "requests", "urllib", "http", "random"),
 }
-PURE_IMPORTS = {"psycopg.sql"}
+PURE_IMPORTS = {"psycopg.sql", "urllib.parse.quote", "urllib.parse.unquote"}
 """Parts of those packages that only make text."""
 
 

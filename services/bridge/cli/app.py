@@ -9,7 +9,7 @@ from typing import Annotated
 import structlog
 import typer
 
-from schemas.config_option import ConfigFile
+from schemas.config_option import AcceptTokens, ConfigFile
 from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.version import print_version
@@ -21,7 +21,7 @@ from services.bridge.cli.recover import recover, repair_by_itself
 from services.bridge.cli.setup import check_config, docs, examples, schema, sql
 from services.bridge.cli.snapshot import snapshot
 from services.bridge.session.runner import Runner
-from services.bridge.session.settings import SessionSettings
+from services.bridge.session.settings import SessionSettings, with_accepted
 from services.runtime.access import read_token
 from services.runtime.process import Probes, configure_logging, exit_codes, stop_on_signals
 from services.runtime.tracing import open_spans
@@ -52,7 +52,7 @@ def _options(
 
 
 @app.command()
-def run(config: ConfigFile, json: JsonLogs = False) -> None:
+def run(config: ConfigFile, json: JsonLogs = False, accept: AcceptTokens = None) -> None:
     """Stream changes into Kafka until SIGTERM. Restarting is always safe.
 
     Exit codes: 0 stopped cleanly; 2 settings; 10-19 try again; 20-29 a server, privilege or
@@ -61,7 +61,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
     configure_logging(json_lines=json)
     with exit_codes(), contextlib.ExitStack() as stack:
         failpoints.arm()
-        settings = load_settings(config)
+        settings = with_accepted(load_settings(config), accept)
         source = require(settings.source, "source")
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()

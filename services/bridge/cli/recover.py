@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import structlog
 import typer
 
-from schemas.config_option import ConfigFile
+from schemas.config_option import AcceptTokens, ConfigFile
 from schemas.errors import ExitCode, SettingsError
 from schemas.lsn import format_lsn
 from schemas.naming import table_matches
@@ -20,6 +20,7 @@ from services.bridge.progress.errors import DECIDED_BY_OPERATORS
 from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
 from services.bridge.repair.repair import Repair
 from services.bridge.repair.scope import Scope
+from services.bridge.session.settings import with_accepted
 from services.bridge.session.stopped_bridge import open_stopped
 from services.bridge.source.witness import witness_of
 from services.runtime.process import configure_logging, exit_codes
@@ -45,12 +46,7 @@ def recover(
         list[str] | None,
         typer.Option(help="`schema.table` that is not compared with its topic; repeatable."),
     ] = None,
-    accept_system_identifier: Annotated[
-        str,
-        typer.Option(
-            help="Accept that the database is another cluster, with this system identifier."
-        ),
-    ] = "",
+    accept: AcceptTokens = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Compare and repair even if the bridge could start as it is."),
@@ -71,11 +67,12 @@ def recover(
     configure_logging(json_lines=False)
     with contextlib.ExitStack() as stack:
         stack.enter_context(exit_codes())
-        settings = _settings(config)
+        settings = with_accepted(_settings(config), accept)
         primary, topics, check = stack.enter_context(open_stopped(settings, OPERATION))
         failpoints.arm()
         slot = require(settings.source, "source").slot
-        diagnosis = diagnose(check, topics, slot, accept_system_identifier)
+        diagnosis = diagnose(check, topics, slot)
+        check.log_tokens()
         if not (diagnosis.reason or force):
             typer.echo(_NOTHING, err=json)
             return
@@ -112,7 +109,7 @@ def repair_by_itself(
     """
     settings = settings.model_copy(update={"source": source, "bridge": bridge})
     with open_stopped(settings, OPERATION, waiter) as (primary, topics, check):
-        diagnosis = diagnose(check, topics, source.slot, "")
+        diagnosis = diagnose(check, topics, source.slot)
         if diagnosis.reason is None:
             return
         chosen = isinstance(diagnosis.reason, DECIDED_BY_OPERATORS)

@@ -14,8 +14,10 @@ from typing import Final, Protocol
 
 import structlog
 
+from schemas.acceptance import Acceptance, Kind, Token, short_digest
 from schemas.errors import OperatorNeeded
 from schemas.events import progress_topic
+from schemas.lsn import format_lsn
 from schemas.progress import HangingRange, ProgressRecord, SettlingNote
 from services.bridge.events.event import Event
 from services.bridge.hanging.notes import clear
@@ -36,7 +38,7 @@ _NAMED_MAX: Final = 5
 class StartJudge(Judge, Protocol):
     """A Judge that also knows what an operator has accepted for this start."""
 
-    go_on_without_lost: bool
+    accepted: Acceptance
 
 
 def publish_lost(
@@ -61,7 +63,7 @@ def publish_lost(
     found = [(noted, _judge_range(topics, noted, terms)) for noted in ranges]
     problems = [(noted, judged.problem) for noted, judged in found if judged.problem]
     if problems:
-        _require_accepted(problems, slot, covers, go_on=judge.go_on_without_lost)
+        _require_accepted(problems, slot, covers, judge.accepted)
     again = each_once(found)
     if not again and covers is last:
         clear(topics, notes)
@@ -127,26 +129,27 @@ def _require_accepted(
     problems: Sequence[tuple[HangingRange, str]],
     slot: str,
     covers: ProgressRecord | None,
-    *,
-    go_on: bool,
+    accepted: Acceptance,
 ) -> None:
     """Raise OperatorNeeded for lost records, or only log them if an operator accepts the loss."""
     named = "; ".join(f"{_names([noted])}: {why}" for noted, why in problems[:_NAMED_MAX])
     more = len(problems) - _NAMED_MAX
     named += f"; and {more} more partitions" if more > 0 else ""
-    if go_on:
-        logger.warning("going on without records that Kafka aborted", slot=slot, partitions=named)
-        return
-    raise OperatorNeeded(
+    lsn = covers.position.end_lsn if covers is not None else None
+    parts = short_digest(_names([noted]) for noted, _ in problems)
+    error = OperatorNeeded(
         "Kafka has aborted records that it had decided to commit, as the bridge died while it "
         f"ended their transaction, and they can't be published again: {named}",
         operation="publish again what was aborted",
         subject=f"slot {slot}",
-        lsn=covers.position.end_lsn if covers is not None else None,
-        hint="restore these rows in what has been made of the topics, then start once with "
-        f"SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS=continue to go on without their events; or "
-        f"{RECOVER}",
+        lsn=lsn,
+        hint=f"{RECOVER}; or restore these rows in what has been made of the topics, and go on "
+        "without their events",
+        token=Token(Kind.ABORTED_RECORDS, slot, f"{format_lsn(lsn or 0)}-{parts}"),
     )
+    if not accepted.takes(error.token):
+        raise error
+    logger.warning("going on without records that Kafka aborted", slot=slot, partitions=named)
 
 
 def _names(ranges: Iterable[HangingRange]) -> str:

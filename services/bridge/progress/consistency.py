@@ -16,9 +16,10 @@ So it may be asked of a record that is merely visible, before anything is done
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from schemas.acceptance import Acceptance, Kind, Token
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from schemas.events import DivergenceRecord
 from schemas.lsn import format_lsn
@@ -31,7 +32,7 @@ from services.bridge.progress.errors import (
     disagreement,
     publication_gone,
 )
-from services.bridge.progress.sequence_set_back import sequence_creation, sequence_set_back
+from services.bridge.progress.sequence_set_back import restoring, sequence_set_back
 from services.bridge.progress.wal_commit import WalCommit
 from services.postgres.server import Server
 from services.postgres.slots import Slot
@@ -62,8 +63,7 @@ class Witnesses:
     `switch_points`: each ancestor of the server's timeline -> the LSN at which it was left.
     `origin_lsn`: of the witness that is in use (`witness`), `former_lsn`: of the other kind, where
     it is known. `wal_lsn`: where the server's WAL is flushed up to. `commit`: what its WAL has at
-    the record's `commit_lsn`, None: not known. `accepted`: the Selection, as text, to which an
-    operator lets this start change.
+    the record's `commit_lsn`, None: not known.
     """
 
     slot: Slot | None
@@ -72,7 +72,7 @@ class Witnesses:
     switch_points: Mapping[int, int]
     wal_lsn: int
     selection: Selection
-    accepted: str = ""
+    accepted: Acceptance = field(default_factory=Acceptance)
     commit: WalCommit | None = None
     witness: Literal["origin", "sequence"] = "origin"
     former_lsn: int | None = None
@@ -133,8 +133,10 @@ def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
             f"record {known.system_identifier}",
             operation=COMPARE,
             subject=f"slot {slot}",
-            hint="correct source.conninfo, or use another kafka.topic_prefix for this database",
+            hint="correct source.conninfo, or use another kafka.topic_prefix for this database; if "
+            "this one replaces the former one, compare all tables with their topics",
             exit_code=ExitCode.WRONG_DATABASE,
+            token=Token(Kind.OTHER_DATABASE, _owner(record, slot), seen.server.system_identifier),
         )
     if known.timeline > server.timeline:
         raise Retryable(
@@ -149,12 +151,17 @@ def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     if not descends(record, seen):
         raise Diverged(
             slot,
+            known.system_identifier,
             known.timeline,
             server.timeline,
             _fork(record, seen),
             reached(record),
             _another_timeline(record, seen),
         )
+
+
+def _owner(record: ProgressRecord, slot: str) -> str:
+    return f"{slot}@{record.server.system_identifier}"
 
 
 def reached(record: ProgressRecord) -> int:
@@ -252,7 +259,10 @@ def _check_branch(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     """Require that Kafka has nothing of the record's timeline beyond where the server left it."""
     left = seen.switch_points.get(record.server.timeline)
     if left is not None and reached(record) > left:
-        raise Diverged(slot, record.server.timeline, seen.server.timeline, left, reached(record))
+        known, timeline = record.server, seen.server.timeline
+        raise Diverged(
+            slot, known.system_identifier, known.timeline, timeline, left, reached(record)
+        )
 
 
 def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
@@ -306,7 +316,7 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
             f"{format_lsn(record.witness.lsn)}: it was dropped, or the server was set back",
             slot,
             record.position.end_lsn,
-            f"if the {seen.witness} alone was dropped: {_restoring(record, slot)}; else {RECOVER}",
+            f"if the {seen.witness} alone was dropped: {restoring(record, slot)}; else {RECOVER}",
         )
     elif not _has_commit(record, seen):
         xid = record.position.xid
@@ -322,6 +332,7 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
         known = record.witness.lsn
     raise Diverged(
         slot,
+        record.server.system_identifier,
         record.server.timeline,
         seen.server.timeline,
         seen.agreed_lsn or None,
@@ -329,17 +340,6 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
         f"was set back to an earlier state, as by a restored volume or snapshot ({what} "
         f"{format_lsn(known)}; they agree up to {format_lsn(seen.agreed_lsn)})",
     )
-
-
-def _restoring(record: ProgressRecord, slot: str) -> str:
-    """Return the SQL that restores the witness where it was by the record."""
-    if record.witness.kind == "origin":
-        return (
-            f"SELECT pg_replication_origin_create('slotbridge_{slot}'), "
-            f"pg_replication_origin_advance('slotbridge_{slot}', "
-            f"'{format_lsn(record.witness.lsn)}')"
-        )
-    return sequence_creation(record, slot)
 
 
 def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
@@ -373,16 +373,16 @@ def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None
             "start with the former publication and source.origin until Kafka has all of that "
             f"transaction; if the former publication is gone, {RECOVER}",
         )
-    if seen.accepted == str(now):
-        return
     since = format_lsn(record.position.end_lsn)
-    raise SelectionChanged(
+    error = SelectionChanged(
         f"{message}: the server never sends changes that were committed while this publication "
         "did not include them",
         operation=COMPARE,
         subject=f"slot {slot}",
         lsn=record.position.end_lsn,
-        hint=f"go back to publication {then.publication} and source.origin {then.origin}, or "
-        f"accept that such changes since {since} never come to Kafka, for "
-        f"this publication alone: SLOTBRIDGE_BRIDGE__ACCEPT_UNSENT_CHANGES_OF={now}",
+        hint=f"go back to publication {then.publication} and source.origin {then.origin}, or let "
+        f"such changes since {since} never come to Kafka",
+        token=Token(Kind.UNSENT_CHANGES, _owner(record, slot), f"{now}@{since}"),
     )
+    if not seen.accepted.takes(error.token):
+        raise error

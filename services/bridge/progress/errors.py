@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from schemas.acceptance import Kind, Token
 from schemas.errors import ExitCode, OperatorNeeded, SetupError
 from schemas.events import TransactionEvent
 from schemas.lsn import format_lsn
@@ -29,7 +30,7 @@ def publication_gone(publication: str, *, made_again: bool = False) -> SetupErro
     what, hint = "is gone: changes committed without it", "create the publication again"
     if made_again:
         what = "was dropped and made again: changes committed in between"
-        hint = "start the bridge again: its error then names the setting that accepts this"
+        hint = "start the bridge again: its error then has the token that accepts this"
     return SetupError(
         f"the publication {what} are not sent",
         operation="check the publication",
@@ -45,7 +46,7 @@ class SelectionChanged(OperatorNeeded):
 class SequenceSetBack(OperatorNeeded):
     """The witness sequence is behind what Kafka's record notes: an operator has to say why.
 
-    Neither snapshot.mode when_needed nor bridge.on_divergence may decide that.
+    Neither snapshot.mode when_needed nor a token may decide that.
     """
 
 
@@ -57,8 +58,7 @@ class NamesLost(OperatorNeeded):
 
     HINT: Final = (
         "see that no table of which the settings hide something was renamed or moved to another "
-        "schema: nothing else tells the bridge (docs/guides/shaping.md, Renamed tables). Then "
-        "start once with bridge.on_lost_records: continue"
+        "schema: nothing else tells the bridge (docs/guides/shaping.md, Renamed tables)"
     )
 
 
@@ -89,8 +89,9 @@ class OtherStorage(OperatorNeeded):
             subject=marker,
             hint="mount the share again, or name the storage in claim_check.uri; if that storage "
             f"{gone}, or if events are to refer to a new claim_check.uri from now on (then nothing "
-            "is lost: earlier events find their objects under the former URI): start with "
-            f"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={noted} (docs/guides/large-values.md)",
+            "is lost: earlier events find their objects under the former URI), accept it "
+            "(docs/guides/large-values.md)",
+            token=Token(Kind.OTHER_STORAGE, marker, noted),
         )
 
 
@@ -112,8 +113,8 @@ class Beyond:
 class Diverged(OperatorNeeded):
     """Kafka has what the server never had: changes of `timeline` in [switch_lsn, reached_lsn).
 
-    `switch_lsn` is None where it is not known since when. `seen` says what tells so, as the end of
-    a sentence about this server.
+    `switch_lsn` is None where it is not known since when: nobody can accept that. `seen` says what
+    tells so, as the end of a sentence about this server. `system`: the server's identifier.
     """
 
     exit_code = ExitCode.TIMELINE
@@ -121,6 +122,7 @@ class Diverged(OperatorNeeded):
     def __init__(
         self,
         slot: str,
+        system: str,
         timeline: int,
         server_timeline: int,
         switch_lsn: int | None,
@@ -131,12 +133,17 @@ class Diverged(OperatorNeeded):
     ) -> None:
         self.beyond = beyond
         self.slot = slot
+        self.system = system
         self.timeline = timeline
         self.server_timeline = server_timeline
         self.switch_lsn = switch_lsn
         self.reached_lsn = reached_lsn
         self.seen = seen
-        left = "never was on it" if switch_lsn is None else f"left it at {format_lsn(switch_lsn)}"
+        left, token = "never was on it", None
+        if switch_lsn is not None:
+            left, reached = f"left it at {format_lsn(switch_lsn)}", format_lsn(reached_lsn)
+            bound = f"{timeline}-{server_timeline}@{format_lsn(switch_lsn)}-{reached}"
+            token = Token(Kind.DIVERGENCE, f"{slot}@{system}", bound)
         super().__init__(
             f"Kafka has changes of timeline {timeline} up to {format_lsn(reached_lsn)}; this "
             f"server (timeline {server_timeline}) {seen or left}, so it never had the changes "
@@ -145,15 +152,16 @@ class Diverged(OperatorNeeded):
             subject=f"slot {slot}",
             lsn=reached_lsn,
             hint="events after the switch point are in Kafka but not in the database: take them "
-            "back by `slotbridge recover`, or accept them with bridge.on_divergence: continue. To "
-            "prevent it, set synchronized_standby_slots on the primary, and stop the bridge before "
-            "a volume is restored",
+            "back by `slotbridge recover` (to prevent it, set synchronized_standby_slots on the "
+            "primary, and stop the bridge before a volume is restored)",
+            token=token,
         )
 
     def naming(self, transactions: str, beyond: Beyond) -> "Diverged":
         """Return the same error, which also tells `transactions`, those of `beyond`."""
         return Diverged(
             self.slot,
+            self.system,
             self.timeline,
             self.server_timeline,
             self.switch_lsn,

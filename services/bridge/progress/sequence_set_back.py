@@ -41,8 +41,14 @@ def sequence_set_back(
     )
 
 
-def sequence_creation(record: ProgressRecord, slot: str) -> str:
-    """Return the SQL that makes the sequence again where it was by the record."""
+def restoring(record: ProgressRecord, slot: str) -> str:
+    """Return the SQL that makes the record's witness again, origin or sequence, where it was."""
+    if record.witness.kind == "origin":
+        return (
+            f"SELECT pg_replication_origin_create('slotbridge_{slot}'), "
+            f"pg_replication_origin_advance('slotbridge_{slot}', "
+            f"'{format_lsn(record.witness.lsn)}')"
+        )
     return (
         f"CREATE SEQUENCE IF NOT EXISTS {SCHEMA}.{sequence_name(slot)}; {_setting(record, slot)}; "
         "GRANT SELECT, UPDATE on it to the bridge's role"

@@ -1,4 +1,4 @@
-"""`on_divergence: continue`: an operator has accepted that Kafka has what the database lost.
+"""Goes on from a divergence: an operator accepts that Kafka has what the database lost.
 
 One Kafka transaction says so in `<prefix>.divergence`, removes the staging of prepared transactions
 that were lost, and moves the progress back to the switch point, on the new timeline. Nothing that
@@ -7,10 +7,10 @@ was published is taken back.
 
 import time
 from collections.abc import Mapping
-from typing import Literal
 
 import structlog
 
+from schemas.acceptance import Acceptance
 from schemas.events import DivergenceRecord, divergence_topic, prepared_topic
 from schemas.lsn import format_lsn
 from schemas.progress import ProgressRecord
@@ -30,7 +30,7 @@ logger = structlog.get_logger(__name__)
 def accept(
     error: Diverged,
     record: ProgressRecord | None,
-    policy: Literal["stop", "continue"],
+    accepted: Acceptance,
     primary: Primary,
     switch_points: Mapping[int, int],
     producer: TransactionalProducer,
@@ -38,10 +38,11 @@ def accept(
 ) -> ProgressRecord:
     """Return the progress record from which to go on, now in Kafka.
 
-    Raise `error` where the policy is to stop, and where the server's history does not tell where
+    Raise `error` where no operator accepts it, and where the server's history does not tell where
     it left the timeline of the record.
     """
-    if policy == "stop" or error.switch_lsn is None or error.beyond is None or record is None:
+    taken = accepted.takes(error.token)
+    if not taken or error.switch_lsn is None or error.beyond is None or record is None:
         raise error
     now_ms = time.time_ns() // 1_000_000
     logger.warning(

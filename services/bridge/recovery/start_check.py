@@ -64,19 +64,12 @@ class StartCheck:
         self._slot = slot
         self._bridge = bridge
         self._commits: dict[tuple[int, int], WalCommit | None] = {}
-        self._on_divergence = bridge.on_divergence
-        self._accepted = bridge.accept_unsent_changes_of
-        self.go_on_without_lost = bridge.on_lost_records == "continue"
+        self.accepted = bridge.acceptance
 
     @property
     def switch_points(self) -> dict[int, int]:
         """Each ancestor of the server's timeline -> the LSN at which it was left."""
         return self._connection.switch_points(self._primary.server.timeline)
-
-    @property
-    def system_identifier(self) -> str:
-        """The system identifier of the connected server."""
-        return self._primary.server.system_identifier
 
     def before_fencing(self) -> None:
         """Check that the visible records may be of this server.
@@ -98,15 +91,27 @@ class StartCheck:
         if visible.record is not None:  # before markers of ours lengthen what has lost its end
             self._check_tails(visible.record)
 
+    def log_tokens(self) -> None:
+        """Log what an operator has accepted, and the tokens that no refusal has asked for."""
+        for token in sorted(map(str, self.accepted.used)):
+            logger.warning("accepted by an operator", token=token, slot=self._slot)
+        for token in self.accepted.unused:
+            logger.warning(
+                "not used: no refusal of this start asks for this token",
+                token=token,
+                slot=self._slot,
+                hint="take it out of bridge.accept",
+            )
+
     def _check_tails(self, record: ProgressRecord) -> Kept:
         look = partial(cut_off, self._topics.settings)
-        return check_tails(self._topics, record, look, go_on=self.go_on_without_lost)
+        return check_tails(self._topics, record, look, self.accepted)
 
     def require_names(self, record: ProgressRecord | None) -> None:
         """Raise NamesLost where Kafka has lost names of tables that settings hide; nothing else."""
         try:
             if record is None or not self._check_tails(record).ends:
-                check_names(self._topics, self._slot, go_on=self.go_on_without_lost)
+                check_names(self._topics, self._slot, self.accepted)
         except NamesLost:
             raise
         except OperatorNeeded as error:
@@ -127,7 +132,7 @@ class StartCheck:
         try:
             check(record, seen, self._slot)
         except Diverged as error:
-            if self._on_divergence == "stop" or error.switch_lsn is None:
+            if not self.accepted.takes(error.token):
                 raise self._named(error, visible=True) from error
 
     def lost(self) -> Callable[[int, int], bool]:
@@ -178,7 +183,7 @@ class StartCheck:
             switch_points=self.switch_points,
             wal_lsn=wal_lsn,
             selection=self._primary.selection(),
-            accepted=self._accepted,
+            accepted=self.accepted,
             commit=self._commit(record, wal_lsn) if record is not None else None,
         )
 

@@ -3,7 +3,7 @@
 nothing of that kind                        nothing to recover
 positions disagree (30), divergence (32)    a repair helps: Kafka, the slot or the database was
                                             lost or set back
-another database (31)                       only where an operator names it: restored from a
+another database (31)                       only where an operator accepts it: restored from a
                                             dump, or upgraded
 names of tables that settings hide are      raised: a repair would publish all rows of a hidden
 lost (30), beside whatever else             table that was renamed
@@ -13,6 +13,7 @@ a server or broker that does not answer
 
 from typing import NamedTuple
 
+from schemas.acceptance import Acceptance, Everything
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.progress import ProgressRecord
 from services.bridge.progress.errors import NamesLost
@@ -38,7 +39,7 @@ class Diagnosis(NamedTuple):
 class Unjudged:
     """Decides what hangs in Kafka by Kafka alone: whatever is wrong then is repaired after it."""
 
-    go_on_without_lost = True
+    accepted: Acceptance = Everything()
 
     def may_decide(self, _record: ProgressRecord | None) -> None:
         """Accept any record: this server may decide hanging transactions."""
@@ -48,12 +49,11 @@ class Unjudged:
         return lambda _timeline, _commit_lsn: False
 
 
-def diagnose(check: StartCheck, topics: Topics, slot: str, system: str) -> Diagnosis:
+def diagnose(check: StartCheck, topics: Topics, slot: str) -> Diagnosis:
     """Compare the witnesses as a start does. Changes nothing.
 
-    `system`: the system identifier of the database that an operator accepts instead of the
-    record's. Raise SlotbridgeError for what a repair does not help, NamesLost where it could
-    publish what settings hide.
+    Raise SlotbridgeError for what a repair does not help, NamesLost where it could publish what
+    settings hide.
     """
     visible = read_visible(topics, slot)
     if visible.others:
@@ -76,16 +76,8 @@ def diagnose(check: StartCheck, topics: Topics, slot: str, system: str) -> Diagn
             )
         check.compare(record)
     except OperatorNeeded as error:
-        accepted = error.exit_code is ExitCode.WRONG_DATABASE and system
-        if accepted and system != check.system_identifier:
-            raise OperatorNeeded(
-                f"the database has system identifier {check.system_identifier}, not {system}",
-                operation=OPERATION,
-                subject=f"slot {slot}",
-                hint="correct --accept-system-identifier or source.conninfo",
-                exit_code=ExitCode.WRONG_DATABASE,
-            ) from error
-        if isinstance(error, NamesLost) or (error.exit_code not in _REPAIRED and not accepted):
+        helps = error.exit_code in _REPAIRED or check.accepted.takes(error.token)
+        if isinstance(error, NamesLost) or not helps:
             raise
         check.require_names(record)
         return Diagnosis(error, record)

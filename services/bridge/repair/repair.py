@@ -22,6 +22,7 @@ from typing import Final
 
 import structlog
 
+from schemas.acceptance import Everything
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.events import recovery_topic, snapshot_topic
 from schemas.progress import ProgressPosition, ProgressRecord
@@ -81,7 +82,6 @@ class Repair:
         self._kafka = require(settings.kafka, "kafka")
         self._bridge = settings.bridge.model_copy(
             update={
-                "on_lost_records": "continue",
                 "transaction_timeout_ms": max(
                     KAFKA_DEADLINE_MS, settings.bridge.transaction_timeout_ms
                 ),
@@ -193,7 +193,7 @@ class Repair:
         reach("recover fenced")
         settle_all(self._topics, producer, self._primary, slot, Unjudged())
         last = self._topics.last_progress(slot)
-        producer.follow(last)
+        producer.follow(last, Everything())
         return last
 
     def _confirm_storage(self, last: ProgressRecord | None) -> str | None:
@@ -201,7 +201,7 @@ class Repair:
         if self._claim_checks is None:
             return None if last is None else last.settings.storage_id
         noted = None if last is None else last.settings.storage_id
-        return self._claim_checks.confirm(noted, first=False)
+        return self._claim_checks.confirm(noted, self._check.accepted, first=False)
 
     def _known_lsn(self, folded_lsn: int, last: ProgressRecord | None) -> int:
         """Return a position that is beyond all events in Kafka, and beyond the origin."""

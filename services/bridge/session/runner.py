@@ -38,8 +38,6 @@ PAUSE_MIN_S = 0.2
 PAUSE_MAX_S = 10.0
 STANDBY_PAUSE_S = 0.5
 LAST_SESSION_S = 30.0
-_AFTER_THE_START = {"on_divergence": "stop", "on_lost_records": "stop"}
-"""Settings that accept a loss found at the start, and their values afterwards."""
 SelfRepair = Callable[[SourceSettings, BridgeSettings, Waiter], None]
 """Where to repair, what an operator accepts by now, and whose work goes on, so that the probe and a
 stop are heard."""
@@ -303,7 +301,7 @@ class Runner:
             except OperatorNeeded as error:
                 self._mend(error, settings.source)
                 session = open_session(settings, self._refused, self._registry)
-        bridge = self._settings.bridge.model_copy(update=_AFTER_THE_START)
+        bridge = self._settings.bridge.model_copy(update={"accept": ()})
         self._settings = self._settings._replace(bridge=bridge)
         if self._settings.rows_since_lsn is None:
             since_lsn = session.durable.end_lsn

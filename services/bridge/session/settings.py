@@ -1,9 +1,11 @@
 """The settings of one session of the bridge."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from schemas.config_option import acceptance_of
 from schemas.large_values import ClaimCheckSettings
-from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
+from schemas.settings import BridgeSettings, KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
 from schemas.snapshot import SnapshotSettings
 
@@ -27,3 +29,10 @@ class SessionSettings(NamedTuple):
     rows_since_lsn: int | None = None
     spans: "Spans | None" = None
     claim_check: ClaimCheckSettings | None = None
+
+
+def with_accepted(settings: Settings, tokens: Iterable[str] | None) -> Settings:
+    """Return the settings with the tokens of --accept in bridge.accept. Raise SettingsError."""
+    accept = (*settings.bridge.accept, *map(str, acceptance_of(tokens).tokens))
+    bridge = settings.bridge.model_copy(update={"accept": accept})
+    return settings.model_copy(update={"bridge": bridge})

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
+from schemas.errors import OperatorNeeded
 from schemas.events import PreparedRecord, prepared_topic
 from schemas.lsn import format_lsn
 from schemas.progress import ProgressRecord
@@ -132,11 +133,16 @@ class _Opening:
         reach("topics ready")
         connection = self._connect(primary)
         check = StartCheck(primary, connection, topics, self._slot, self._bridge)
-        check.before_fencing()
-        primary.establish()
-        reach("shown")
-        producer = self._fence(topics, check, refused)
-        agreed = self._agree(check, topics, primary, connection, producer)
+        try:
+            check.before_fencing()
+            primary.establish()
+            reach("shown")
+            producer = self._fence(topics, refused)
+            agreed = self._agree(check, topics, primary, connection, producer)
+        except OperatorNeeded:
+            check.log_tokens()
+            raise
+        check.log_tokens()
         return self._build(primary, topics, connection, producer, agreed, registry)
 
     def _own_origin(self) -> Primary:
@@ -161,7 +167,7 @@ class _Opening:
         self._resources.callback(connection.close)
         return connection
 
-    def _fence(self, topics: Topics, check: StartCheck, refused: Refused) -> TransactionalProducer:
+    def _fence(self, topics: Topics, refused: Refused) -> TransactionalProducer:
         """Make the producer; no other bridge of this slot can write to Kafka any more."""
         producer = TransactionalProducer(self._kafka, self._bridge, topics, self._slot, refused)
         self._resources.callback(producer.abandon)
@@ -181,13 +187,13 @@ class _Opening:
         settle_all(topics, producer, primary, self._slot, check)
         record = topics.last_progress(self._slot)
         snapshot = self._snapshot_settings(record)
-        producer.follow(record)
-        storage_id = storage_id_of(self._claim_checks, record)
+        producer.follow(record, check.accepted)
+        storage_id = storage_id_of(self._claim_checks, record, check.accepted)
         try:
             seen = check.compare(record)
         except Diverged as error:
-            policy, points = self._bridge.on_divergence, check.switch_points
-            record = accept(error, record, policy, primary, points, producer, topics)
+            points = check.switch_points
+            record = accept(error, record, check.accepted, primary, points, producer, topics)
             seen = check.compare(record)
         reach("agreed")
         heartbeat = Heartbeat(

@@ -19,6 +19,7 @@ from typing import Final
 
 import structlog
 
+from schemas.acceptance import Acceptance
 from schemas.errors import ExitCode, Retryable, SettingsError, SlotbridgeError
 from schemas.large_values import ClaimCheckSettings, Reference, sha256
 from schemas.progress import ProgressRecord
@@ -58,7 +59,6 @@ class ClaimChecks:
         waiter: Waiter | None = None,
     ) -> None:
         self._storage = storage or object_storage(settings)
-        self._accepted = settings.accept_loss_of
         self._waiter = waiter or Waiter()
         self._deadline_s = settings.deadline_ms / 1000
         self._bytes_max = settings.memory_bytes_max
@@ -102,13 +102,13 @@ class ClaimChecks:
             )
         _LOOKED[marker] = seen
 
-    def confirm(self, noted: str | None, *, first: bool) -> str | None:
+    def confirm(self, noted: str | None, accepted: Acceptance, *, first: bool) -> str | None:
         """Return the id of the storage, to be noted, if it is the one that is `noted` in Kafka.
 
         Store an empty object, to check that the storage takes one. Then remove in a thread what
         killed processes have left there. Raise as `judge_storage`, which explains the arguments.
         """
-        found = judge_storage(self._storage, noted, first=first, accepted=self._accepted)
+        found = judge_storage(self._storage, noted, accepted, first=first)
         if found is not None:
             self._storage.begin(found)
             self._storage.refresh()
@@ -264,14 +264,16 @@ def open_claim_checks(
     return found
 
 
-def storage_id_of(checks: ClaimChecks | None, record: ProgressRecord | None) -> str | None:
+def storage_id_of(
+    checks: ClaimChecks | None, record: ProgressRecord | None, accepted: Acceptance
+) -> str | None:
     """Return ProgressRecord.storage_id for the records to come. Raise as `ClaimChecks.confirm`.
 
     `record`: the last one, None before the first. Without large values its id is kept.
     """
     first = record is None
     noted = "" if record is None else record.settings.storage_id
-    return noted if checks is None else checks.confirm(noted, first=first)
+    return noted if checks is None else checks.confirm(noted, accepted, first=first)
 
 
 def _given_up() -> Retryable:

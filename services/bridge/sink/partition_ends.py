@@ -18,8 +18,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from schemas.acceptance import Acceptance, Kind, Token, short_digest
 from schemas.errors import OperatorNeeded
 from schemas.events import table_names_topic
+from schemas.lsn import format_lsn
 from schemas.progress import ProgressKafka, ProgressRecord
 from services.bridge.progress.errors import RECOVER, NamesLost
 from services.bridge.sink.offsets import (
@@ -43,8 +45,8 @@ The partition of `table_names` comes on top: it may be written to once, and neve
 """
 _NAMED_MAX: Final = 5
 _HINT: Final = (
-    f"restore the topics, or {RECOVER}. To go on without the lost records, or if somebody deleted "
-    "the topic on purpose, start once with bridge.on_lost_records: continue"
+    f"restore the topics, or {RECOVER}; or go on without the lost records, as where somebody has "
+    "deleted the topic on purpose"
 )
 _AGAIN_S: Final = 60.0
 _STALE_S: Final = 20.0
@@ -107,14 +109,11 @@ class Tails:
         self.renewed = False
         """Whether the last record in Kafka notes ends that are known to hold no longer."""
 
-    def start(self, topics: Topics, record: ProgressRecord | None, *, go_on: bool) -> None:
-        """Begin with the ends that `record` has noted, as `check_tails` judges them.
-
-        `go_on`: an operator accepts that records are lost by now; not what is lost later.
-        """
+    def start(self, topics: Topics, record: ProgressRecord | None, accepted: Acceptance) -> None:
+        """Begin with the ends that `record` has noted, as `check_tails` judges them."""
         self._topics, kept = topics, Kept({}, {}, renewed=False)
         if record is not None:
-            kept = check_tails(topics, record, self._cut_off, go_on=go_on)
+            kept = check_tails(topics, record, self._cut_off, accepted)
         self._ends, self.renewed = kept.ends, kept.renewed
         if kept.grown:
             logger.warning(
@@ -126,7 +125,7 @@ class Tails:
 
     def judge(self, lost: Sequence[Loss]) -> None:
         """Raise OperatorNeeded where something is `lost`, NamesLost where names of tables are."""
-        judge_lost(lost, self._slot, None, names=self._names, go_on=False)
+        judge_lost(lost, self._slot, None, self._names, None)
 
     def learn(self, ends: Mapping[Partition, PartitionEnd]) -> None:
         """Note where each partition ends now; keep names and the last PARTITIONS_MAX learnt.
@@ -251,14 +250,15 @@ def _cut(
     return [Lost(at, end.offset, now[at].offset) for at, end in then.items() if cuts.get(at)]
 
 
-def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_on: bool) -> Kept:
+def check_tails(
+    topics: Topics, record: ProgressRecord, cut_off: CutOff, accepted: Acceptance
+) -> Kept:
     """Compare the noted ends of partitions and ids of topics with the present ones.
 
     Raise OperatorNeeded where a partition ends earlier, or did once, or a topic was made again;
     NamesLost where that is the topic of names, or where it is gone.
 
-    `record`: any that is visible, as an end is a lower bound for ever. `go_on`: an operator accepts
-    a loss for this start. What can't be judged is told.
+    `record`: any that is visible, as an end is a lower bound for ever.
     """
     last = record if record.kafka.ends else topics.last_noting_ends(record.slot)
     if last is None:
@@ -286,14 +286,14 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     silent = {at for at in there if at not in now or (at in asked and at not in cuts)}
     _log_silent(silent)
     found: list[Loss] = [*names_gone, *(one for one in others if one.topic in written), *lost]
-    judge_lost(found, record.slot, record.position.end_lsn, names=named, go_on=go_on)
+    judge_lost(found, record.slot, record.position.end_lsn, named, accepted)
     kept = same | {partition: now[partition] for partition in there if partition not in silent}
     ids = {name: noting.topic_ids[name] for name in names if name in noting.topic_ids} | ids
     more = grown(noting.partitions, topics.counts(names))
     return Kept(kept, ids, renewed=bool(gone or others or lost), grown=more)
 
 
-def check_names(topics: Topics, slot: str, *, go_on: bool) -> None:
+def check_names(topics: Topics, slot: str, accepted: Acceptance) -> None:
     """Raise NamesLost where settings hide something and Kafka has nothing in the topic of names.
 
     For a repair, where no progress record tells whether there was something: whoever makes missing
@@ -304,7 +304,7 @@ def check_names(topics: Topics, slot: str, *, go_on: bool) -> None:
     names = table_names_topic(topics.prefix)
     place, there = (names, 0), topics.has(names)
     if not there or not answers(topics.ask_ends([place], committed=False))[place].offset:
-        judge_lost([Gone(names, None, empty=there)], slot, None, names=names, go_on=go_on)
+        judge_lost([Gone(names, None, empty=there)], slot, 0, names, accepted)
 
 
 def _asked(topics: Topics, partitions: Sequence[Partition]) -> dict[Partition, PartitionEnd]:
@@ -353,6 +353,12 @@ def _topic_of(lost: Loss) -> str:
     return lost.partition[0] if isinstance(lost, Lost) else lost.topic
 
 
+def _identified(lost: Loss) -> str:
+    """Name what is lost, whatever was written there since."""
+    name = name_of(lost.partition) if isinstance(lost, Lost) else lost.topic
+    return f"{name} {lost.noted}"
+
+
 def _described(lost: Loss) -> str:
     if isinstance(lost, MadeAgain):
         return f"{lost.topic} was deleted and made again (id {lost.id}, not {lost.noted})"
@@ -367,29 +373,30 @@ def _described(lost: Loss) -> str:
 
 
 def judge_lost(
-    lost: Sequence[Loss], slot: str, lsn: int | None, *, names: str, go_on: bool
+    lost: Sequence[Loss], slot: str, lsn: int | None, names: str, accepted: Acceptance | None
 ) -> None:
-    """Raise OperatorNeeded that tells what is lost, if anything; `go_on`: log it instead.
+    """Raise OperatorNeeded, NamesLost where `names` is among it; log what an operator accepts.
 
-    Raise NamesLost where the topic `names` is among it: no repair may follow then.
+    `accepted`: None while the bridge runs, when nothing may be accepted.
     """
     if not lost:
         return
     lost = sorted(lost, key=lambda one: _topic_of(one) != names)
-    if go_on:
-        logger.warning(
-            "going on without records that Kafka has lost", lost=[*map(_described, lost)]
-        )
-        return
-    described = ", ".join(map(_described, lost[:_NAMED_MAX]))
-    more = len(lost) - _NAMED_MAX
-    kind, hint = OperatorNeeded, _HINT
+    every = [*map(_described, lost)]
+    kind, refusal, hint = Kind.LOST_RECORDS, OperatorNeeded, _HINT
     if _topic_of(lost[0]) == names:
-        kind, hint = NamesLost, NamesLost.HINT
-    raise kind(
+        kind, refusal, hint = Kind.LOST_NAMES, NamesLost, NamesLost.HINT
+    bound = f"{format_lsn(lsn or 0)}-{short_digest(map(_identified, lost))}"
+    token = Token(kind, slot, bound) if accepted is not None else None
+    if accepted is not None and accepted.takes(token):
+        logger.warning("going on without records that Kafka has lost", lost=every)
+        return
+    described, more = ", ".join(every[:_NAMED_MAX]), len(lost) - _NAMED_MAX
+    raise refusal(
         f"Kafka lost committed records: {described}" + (f", and {more} more" if more > 0 else ""),
         operation="compare the ends of partitions",
         subject=f"slot {slot}",
         lsn=lsn,
         hint=hint,
+        token=token,
     )

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from schemas.acceptance import Acceptance
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.large_values import sha256
 from services.bridge.progress.errors import OtherStorage
@@ -83,12 +84,12 @@ class ObjectStorage(Protocol):
 
 
 def judge_storage(
-    storage: ObjectStorage, noted: str | None, *, first: bool, accepted: str
+    storage: ObjectStorage, noted: str | None, accepted: Acceptance, *, first: bool
 ) -> str | None:
     """Return the id to note, of the storage that the session may use. Raise SlotbridgeError.
 
-    `noted`: ProgressRecord.storage_id, `first`: there is no record yet; `accepted`: the setting
-    claim_check.accept_loss_of. None where the role may not read the id: nothing is judged then.
+    `noted`: ProgressRecord.storage_id, `first`: there is no record yet. None where the role may not
+    read the id: nothing is judged then.
     """
     found = None
     try:
@@ -97,15 +98,15 @@ def judge_storage(
         if noted or error.exit_code is not ExitCode.PRIVILEGE_MISSING:
             raise
     if noted and found != noted:
-        if accepted != noted:
-            raise OtherStorage(storage.uri(MARKER), noted, found)
-        logger.warning("the loss of an object storage is accepted", lost=noted, found=found)
-    if noted is None and not first and found is None and accepted != OtherStorage.UNKNOWN:
-        _require_used(storage)
+        other = OtherStorage(storage.uri(MARKER), noted, found)
+        if not accepted.takes(other.token):
+            raise other
+    if noted is None and not first and found is None:
+        _require_used(storage, accepted)
     return found or _claimed(storage)
 
 
-def _require_used(storage: ObjectStorage) -> None:
+def _require_used(storage: ObjectStorage, accepted: Acceptance) -> None:
     """Raise OtherStorage for a storage without a sign of use; warn where none can be seen."""
     used = storage.has_objects()
     if used is None:
@@ -115,8 +116,9 @@ def _require_used(storage: ObjectStorage) -> None:
             hint="look for yourself: its id is taken for the right one from now on "
             "(with s3:ListBucket, the bridge looks at the first 1,000 objects)",
         )
-    if used is False:
-        raise OtherStorage(storage.uri(MARKER), OtherStorage.UNKNOWN, None)
+    error = OtherStorage(storage.uri(MARKER), OtherStorage.UNKNOWN, None)
+    if used is False and not accepted.takes(error.token):
+        raise error
 
 
 def _claimed(storage: ObjectStorage) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from schemas.acceptance import Acceptance
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.events import dead_topic, progress_topic
 from schemas.lsn import format_lsn
@@ -69,7 +70,6 @@ class TransactionalProducer:
 
         `hanging.settle_all` gives `markers` its `look`.
         """
-        self._go_on_without_lost = bridge.on_lost_records == "continue"
         self.tails = Tails(slot, kafka.topic_prefix, partial(cut_off, kafka))
         self.markers = MarkerCheck(topics, lambda: None, self.tails.judge)
         self._touched: set[str] = set()
@@ -108,13 +108,13 @@ class TransactionalProducer:
         """Fence other producers of this slot and end what they left open (init_transactions)."""
         self._pair.begin_session()
 
-    def follow(self, record: ProgressRecord | None) -> None:
+    def follow(self, record: ProgressRecord | None, accepted: Acceptance) -> None:
         """Let the next Kafka transaction follow that of `record`, the last one that is visible.
 
-        Raise OperatorNeeded where Kafka has lost what was written by then.
+        Raise OperatorNeeded where Kafka has lost what was written by then, unless it is `accepted`.
         """
         self._pair.follow(record)
-        self.tails.start(self._topics, record, go_on=self._go_on_without_lost)
+        self.tails.start(self._topics, record, accepted)
 
     def settle(
         self, records: Sequence[tuple[int, Event]], turns: Iterable[int], *, commit: bool

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.acceptance import Acceptance, Everything
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import DivergenceRecord
 from schemas.progress import ProgressRecord
@@ -181,7 +182,7 @@ W, D, T = ExitCode.WITNESSES_DISAGREE, ExitCode.WRONG_DATABASE, ExitCode.TIMELIN
         ),
         (
             record(seq=3),
-            replace(SEEN, selection=Selection("q", 16401, "any"), accepted="q/16401/any"),
+            replace(SEEN, selection=Selection("q", 16401, "any"), accepted=Everything()),
             *(OperatorNeeded, W, "numbered differently"),
         ),
     ],
@@ -247,10 +248,12 @@ def test_a_change_of_publication_is_accepted_by_its_name_alone() -> None:
     other = replace(SEEN, selection=Selection("q", 16401, "any"))
     with pytest.raises(OperatorNeeded) as caught:
         check_witnesses(RECORD, other, "s")
-    assert "ACCEPT_UNSENT_CHANGES_OF=q/16401/any" in str(caught.value.hint)
-    check_witnesses(RECORD, replace(other, accepted="q/16401/any"), "s")
-    with pytest.raises(OperatorNeeded):
-        check_witnesses(RECORD, replace(other, accepted="q/16402/any"), "s")
+    token = caught.value.token
+    assert token is not None and token.bound.startswith("q/16401/any@")
+    check_witnesses(RECORD, replace(other, accepted=Acceptance([token])), "s")
+    for slot, record_ in (("t", RECORD), ("s", record(end_lsn=RECORD.position.end_lsn + 1))):
+        with pytest.raises(OperatorNeeded):
+            check_witnesses(record_, replace(other, accepted=Acceptance([token])), slot)
 
 
 def test_a_server_that_was_set_back_shares_what_slot_and_origin_had() -> None:

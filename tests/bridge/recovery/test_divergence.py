@@ -67,7 +67,7 @@ def test_the_first_are_listed_and_all_are_counted(
 
 
 def test_the_error_names_the_lost_transactions() -> None:
-    diverged = Diverged("s", 1, 2, 25, 41)
+    diverged = Diverged("s", "7", 1, 2, 25, 41)
     error = with_transactions(diverged, transactions_beyond(topic(4, in_part=True), 25))
     assert (
         "2 transactions: xid 730 at 0/1E (public.t 30), xid 740 at 0/28 (in part)" in error.message

@@ -10,6 +10,7 @@ from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.acceptance import Acceptance, Everything, Kind
 from schemas.errors import OperatorNeeded
 from schemas.events import table_names_topic
 from schemas.progress import ProgressKafka
@@ -69,12 +70,12 @@ def test_the_last_written_are_kept_and_told_once_a_second() -> None:
 
 
 def test_lost_offsets_are_named() -> None:
-    judge_lost([], "s", 1, names=NAMES, go_on=False)
+    judge_lost([], "s", 1, NAMES, Acceptance())
     lost = [Lost(("t", number), 9, 5) for number in range(7)]
-    judge_lost(lost, "s", 1, names=NAMES, go_on=True)
+    judge_lost(lost, "s", 1, NAMES, Everything())
     with pytest.raises(OperatorNeeded, match=r"t\[0\] ends at 5, not 9, .*and 2 more") as found:
-        judge_lost(lost, "s", 1, names=NAMES, go_on=False)
-    assert found.value.hint is not None and "somebody deleted the topic" in found.value.hint
+        judge_lost(lost, "s", 1, NAMES, Acceptance())
+    assert found.value.hint is not None and "somebody has deleted the topic" in found.value.hint
     assert not isinstance(found.value, NamesLost)
 
 
@@ -91,13 +92,18 @@ def test_names_that_are_lost_are_told_first_and_left_to_an_operator(
     lost: Gone | MadeAgain | Lost, told: str
 ) -> None:
     others = [Lost((f"{NAMES}.t", number), 9, 5) for number in range(7)]
-    judge_lost([*others, lost], "s", 1, names=NAMES, go_on=True)
+    judge_lost([*others, lost], "s", 1, NAMES, Everything())
     with pytest.raises(NamesLost, match=rf"{told}.*, p.*t\[0\] ends at 5, .*3 more") as found:
-        judge_lost([*others, lost], "s", 1, names=NAMES, go_on=False)
+        judge_lost([*others, lost], "s", 1, NAMES, Acceptance())
     assert isinstance(found.value, DECIDED_BY_OPERATORS)
     hint = found.value.hint or ""
-    assert "was renamed" in hint and "bridge.on_lost_records: continue" in hint
-    assert "slotbridge recover" not in hint
+    assert "was renamed" in hint and "slotbridge recover" not in hint
+    given = found.value.token
+    assert given is not None and given.kind is Kind.LOST_NAMES
+    judge_lost([*others, lost], "s", 1, NAMES, Acceptance([given]))
+    for changed, lsn in ((others, 1), ([*others, lost], 2)):
+        with pytest.raises(OperatorNeeded):
+            judge_lost(changed, "s", lsn, NAMES, Acceptance([given]))
 
 
 def test_the_noted_end_of_names_is_kept_whatever_is_written_after_it() -> None:

@@ -22,6 +22,7 @@ from services.demo.copies import database_rows, kafka_tables
 from tests.promises.bridge.reading import DECIDED_S, committed
 from tests.providers.command_server import Loaded
 from tests.providers.interface import Broker
+from tests.providers.tokens import token_of
 from tests.providers.waiting import eventually, patient
 
 SLOT_OF_TEST = "s_{}"
@@ -99,10 +100,12 @@ class Bridge:
         }
         self.config.write_text(yaml.safe_dump(document), encoding="utf-8")
 
-    def start(self, **environment: str) -> "Bridge":
-        """Start it; returns at once."""
+    def start(self, *, accept: str = "", **environment: str) -> "Bridge":
+        """Start it; returns at once. `accept`: a token."""
         self._sessions_before = self.sessions
+        accepting = ["--accept", accept] if accept else []
         command, whole = ["run", "--config", str(self.config)], {**os.environ, **environment}
+        command += accepting
         if self._loaded and environment.keys() <= {failpoints.VARIABLE}:
             self._process = Loaded(command, log=self.log, environment=whole)
             return self
@@ -127,6 +130,11 @@ class Bridge:
 
             eventually(active, what=f"the bridge streams from {self.slot}")
         return self
+
+    @property
+    def token(self) -> str:
+        """The token of the last refusal."""
+        return token_of(self.output)
 
     @property
     def environment(self) -> dict[str, str]:

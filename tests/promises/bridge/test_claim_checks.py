@@ -19,6 +19,7 @@ from botocore.awsrequest import AWSResponse
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField
 
+from schemas.acceptance import Acceptance
 from schemas.errors import ExitCode, Retryable
 from schemas.large_values import ClaimCheckSettings, Reference, reference_of, sha256, truncation_of
 from schemas.recovery import RecoveryRecord
@@ -37,6 +38,7 @@ from tests.providers.interface import Provider
 from tests.providers.proxy import Proxy
 from tests.providers.registry import registry
 from tests.providers.standstill import Standstill
+from tests.providers.tokens import token_of
 from tests.providers.waiting import eventually, patient, patient_ms
 
 LARGE = 1_000
@@ -395,10 +397,7 @@ def test_a_recovery_stores_the_values_of_rows_that_it_publishes(
         lost.unlink()
     refused = recover(bridge)
     assert refused.returncode == ExitCode.WITNESSES_DISAGREE, refused.stderr
-    accept = {
-        "SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF": str(bridge.progress()[-1].settings.storage_id)
-    }
-    done = recover(bridge, "--json", **accept)
+    done = recover(bridge, "--json", "--accept", token_of(refused.stderr))
     assert done.returncode == 0, done.stderr
     assert RecoveryRecord.model_validate_json(done.stdout).tables["public.doc"].created == 1
     assert bridge.progress()[-1].settings.storage_id == (folder / MARKER).read_text().strip()
@@ -483,15 +482,15 @@ def test_another_storage_takes_the_place_of_the_one_that_an_operator_names_as_lo
     for lost in folder.iterdir():
         lost.unlink()
     (folder / MARKER).write_text(f"{uuid.uuid4()}\n")
-    accept = {"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF": str(former)}
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
-    assert f"SLOTBRIDGE_CLAIM_CHECK__ACCEPT_LOSS_OF={former}" in bridge.output
-    bridge.start(**accept).streaming()
+    token = bridge.token
+    assert token.endswith(f":{former}")
+    bridge.start(accept=token).streaming()
     assert bridge.stop() == 0, bridge.output
     now = bridge.progress()[-1].settings.storage_id
     assert now == (folder / MARKER).read_text().strip() != former
     (folder / MARKER).unlink()
-    refused = bridge.start(**accept)  # left set, it accepts nothing else
+    refused = bridge.start(accept=token)  # given again, it accepts nothing else
     assert refused.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
 
 
@@ -562,12 +561,12 @@ def test_a_bucket_that_denies_the_id_is_not_taken_for_that_of_an_older_release_w
     """A record without an id, and the documented role: S3 answers 403 for the missing id."""
     role = without_list(Bucket(settings), denies=("ListObjectsV2",))
     with contextlib.closing(role) as bucket, structlog.testing.capture_logs() as logs:
-        found = judge_storage(bucket, None, first=False, accepted="")
+        found = judge_storage(bucket, None, Acceptance(), first=False)
         assert found is not None and found == bucket.identify()
         assert [log["event"].partition(":")[0] for log in logs].count("not judged") == 1
         assert "s3:ListBucket" in logs[0]["hint"], "told before the id is stored"
         logs.clear()
-        assert judge_storage(bucket, None, first=False, accepted="") == found
+        assert judge_storage(bucket, None, Acceptance(), first=False) == found
         assert not logs, "its id is read now"
 
 
@@ -577,10 +576,10 @@ def test_an_empty_bucket_that_denies_its_id_is_refused(settings: ClaimCheckSetti
     role = without_list(Bucket(settings), denies=("GetObject",))
     with contextlib.closing(role) as bucket:
         with pytest.raises(OtherStorage):
-            judge_storage(bucket, None, first=False, accepted="")
+            judge_storage(bucket, None, Acceptance(), first=False)
         assert not bucket.has_objects(), "the next start judges the same"
-        assert judge_storage(bucket, "", first=False, accepted="") is None
-        assert judge_storage(bucket, None, first=False, accepted="") is None, "it has an id now"
+        assert judge_storage(bucket, "", Acceptance(), first=False) is None
+        assert judge_storage(bucket, None, Acceptance(), first=False) is None, "it has an id now"
 
 
 def answering(bucket: Bucket, answer: Callable[[bool], str]) -> Bucket:

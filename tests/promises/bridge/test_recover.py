@@ -228,5 +228,6 @@ def test_the_same_database_needs_no_acceptance(stopped: Bridge, conninfo: str) -
     bridge = stopped
     with psycopg.connect(conninfo, autocommit=True) as connection:
         drop_slot(connection, bridge.slot)
-    assert recover(bridge, "--accept-system-identifier", "1").returncode == 0
+    done = recover(bridge, "--accept", "other-database:s@1:2")
+    assert done.returncode == 0 and "not used" in done.stderr, done.stderr
     assert_goes_on(bridge, conninfo)

@@ -27,6 +27,7 @@ from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.snapshots import read_all
 from tests.providers.embedded import Embedded
 from tests.providers.interface import Provider
+from tests.providers.tokens import token_of
 
 DATABASE = "app"
 FORMER = os.environ.get("SLOTBRIDGE_FORMER_POSTGRES", "")
@@ -149,9 +150,10 @@ def test_topics_go_on_after_an_upgrade(
         identifier = number(connection, "SELECT system_identifier FROM pg_control_system()")
         change_unseen(connection)
     assert bridge.start().exit_code() == ExitCode.WRONG_DATABASE, bridge.output
-    wrong = recover(bridge, "--accept-system-identifier", "1")
+    wrong = recover(bridge, "--accept", bridge.token.replace(str(identifier), "1"))
     assert wrong.returncode == ExitCode.WRONG_DATABASE, wrong.stderr
-    (table,) = recovered(bridge, "--accept-system-identifier", str(identifier)).tables.values()
+    assert token_of(wrong.stderr) == bridge.token and "not used" in wrong.stderr
+    (table,) = recovered(bridge, "--accept", bridge.token).tables.values()
     assert (table.created, table.updated, table.deleted) == (5, 11, 5)
     assert_equal(bridge, conninfo)
     assert_goes_on(bridge, conninfo)

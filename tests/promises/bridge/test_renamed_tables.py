@@ -22,6 +22,7 @@ from tests.promises.bridge.recover_process import drop_slot, recover
 from tests.promises.bridge.running import Bridge
 from tests.promises.bridge.test_shaping_live import everything
 from tests.providers.interface import Provider
+from tests.providers.tokens import token_of
 from tests.providers.waiting import eventually, patient
 
 RULES: dict[str, Any] = {"exclude": ["ssn"]}
@@ -226,12 +227,12 @@ def test_lost_names_are_not_repaired_until_an_operator_accepts_the_loss(
         assert done.returncode == ExitCode.WITNESSES_DISAGREE, done.stderr
         for said in (bridge.output.splitlines()[-1], done.stderr.splitlines()[-1]):
             assert _names_gone(bridge) in said
-            assert "bridge.on_lost_records: continue" in said
+            assert "lost-names:" in token_of(said)
             assert "slotbridge recover" not in said
         assert b"secret-" not in everything(bridge)
         drop_slot(connection, bridge.slot)  # with the changes under the other name
         connection.execute("ALTER SCHEMA wages RENAME TO pay")
-    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue").streaming()
+    bridge.start(accept=bridge.token).streaming()
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     bridge.start().streaming()  # it was accepted once: names are noted anew
@@ -243,9 +244,7 @@ def test_lost_names_are_not_repaired_until_an_operator_accepts_the_loss(
 def test_names_that_are_lost_with_the_progress_are_not_repaired_either(
     conninfo: str, new_bridge: NewBridge, *, running: bool
 ) -> None:
-    """What an operator accepts for a start is not accepted for what is lost while it runs."""
-    bridge = new_bridge(conninfo, **REPAIRED)
-    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue").streaming()
+    bridge = new_bridge(conninfo, **REPAIRED).start().streaming()
     bridge.caught_up()
     assert running or bridge.stop() == 0, bridge.output
     topic = table_names_topic(bridge.prefix)
@@ -259,7 +258,7 @@ def test_names_that_are_lost_with_the_progress_are_not_repaired_either(
     assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     said = bridge.output.splitlines()[-1]
     assert f"{topic} is not there, and no progress record tells whether it was" in said
-    assert "bridge.on_lost_records: continue" in said
+    assert "lost-names:" in token_of(said)
     assert b"secret-" not in everything(bridge)
 
 
@@ -285,7 +284,7 @@ def test_nothing_is_repaired_where_no_record_tells_of_the_names_that_are_lost(
     seen = "not there" if interrupted else "empty"
     said = bridge.output.splitlines()[-1]
     assert f"{topic} is {seen}, and no progress record tells whether it was" in said
-    assert "bridge.on_lost_records: continue" in said
+    assert "lost-names:" in token_of(said)
     assert b"secret-" not in everything(bridge)
 
 

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, Uuid
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from schemas.acceptance import Acceptance
 from schemas.errors import OperatorNeeded
 from schemas.progress import ProgressKafka
 from schemas.settings import KafkaSettings
@@ -80,7 +81,7 @@ def test_while_running_a_topic_made_again_is_seen_though_it_has_more_than_was_no
 ) -> None:
     topic = f"{topic_prefix}.t"
     tails = Tails("s", "p", lambda then: dict.fromkeys(then, False))
-    tails.start(topics, None, go_on=False)
+    tails.start(topics, None, Acceptance())
     write(kafka, topic, 10)
     tails.learn({(topic, 0): end(topics, topic)})
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
+from schemas.acceptance import Acceptance, Kind, Token
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError, SlotbridgeError
 from schemas.large_values import (
     ClaimCheckSettings,
@@ -384,7 +385,7 @@ def test_a_start_removes_what_killed_bridges_left_and_nothing_else(tmp_path: Pat
             resources,
         )
         assert checks is not None
-        checks.confirm("", first=True)
+        checks.confirm("", Acceptance(), first=True)
         eventually(lambda: not (tmp_path / stale).exists(), what="the stale file is removed")
     assert {path.name for path in tmp_path.iterdir()} == {fresh, *others, sha256(b""), MARKER}
 
@@ -392,7 +393,7 @@ def test_a_start_removes_what_killed_bridges_left_and_nothing_else(tmp_path: Pat
 def test_a_storage_that_was_replaced_takes_nothing_and_hides_nothing_that_is_known() -> None:
     store = Stored()
     checks = ClaimChecks(SETTINGS, store)
-    assert checks.confirm(ID, first=False) == ID
+    assert checks.confirm(ID, Acceptance(), first=False) == ID
     checks.deposit(b"one")
     checks.require_stored()
     store.id = OTHER
@@ -417,7 +418,7 @@ def test_a_bucket_is_asked_at_intervals_and_only_by_those_who_refer_to_it(
 
     monkeypatch.setattr(store, "require_same", counted)
     checks = ClaimChecks(SETTINGS, store)
-    checks.confirm(ID, first=False)
+    checks.confirm(ID, Acceptance(), first=False)
     asked.clear()
     for number in range(20):
         checks.deposit(bytes([number]))
@@ -464,16 +465,17 @@ def test_which_storage_a_start_accepts(
     if noted is None:  # each start has stored this, where nothing was mounted
         folder.put(sha256(b""), b"")
     before = set(tmp_path.iterdir())
+    token = Token(Kind.OTHER_STORAGE, folder.uri(MARKER), accepted)
     if not goes_on:
         with pytest.raises(OtherStorage) as raised:
-            judge_storage(folder, noted, first=first, accepted=accepted)
+            judge_storage(folder, noted, Acceptance([token]), first=first)
         told = str(raised.value)
-        assert f"ACCEPT_LOSS_OF={noted or 'unknown'}" in told
+        assert raised.value.token == token._replace(bound=noted or "unknown")
         assert "no progress record in Kafka notes an id" in told or noted
         assert "events are to refer to a new claim_check.uri from now on" in told
         assert set(tmp_path.iterdir()) == before, "the next start judges the same"
         return
-    found = judge_storage(folder, noted, first=first, accepted=accepted)
+    found = judge_storage(folder, noted, Acceptance([token]), first=first)
     assert found == folder.identify()
     assert marker in (None, found)
     folder.claim(str(uuid.uuid4()))
@@ -494,11 +496,11 @@ def test_a_role_that_may_not_read_the_id_is_told_that_nothing_is_judged(
     for claim in (store.claim, denied):  # a bucket looks once more where it has an object
         monkeypatch.setattr(store, "claim", claim)
         with capture_logs() as logs:
-            assert judge_storage(store, None, first=False, accepted="") is None
+            assert judge_storage(store, None, Acceptance(), first=False) is None
         assert {log["event"].partition(":")[0] for log in logs} == {"not judged"}
         assert "s3:GetObject" in logs[-1]["hint"]
     with pytest.raises(SetupError):
-        judge_storage(store, ID, first=False, accepted=ID)
+        judge_storage(store, ID, Acceptance(), first=False)
 
 
 def test_a_bridge_that_waits_for_another_one_is_told_of_wrong_credentials(

@@ -3,16 +3,13 @@
 Each returns what happened in a few words, and the comparison at its end.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from schemas.errors import ExitCode
 from schemas.events import HEARTBEAT_PREFIX
 from services.testbed.postgres import PostgresServer
 from tests.promises.bridge.evidence.ground import (
-    CONTINUE,
     DBNAME,
     Compared,
     Ground,
@@ -28,11 +25,11 @@ from tests.promises.bridge.evidence.ground import (
 )
 from tests.promises.bridge.running import Bridge
 from tests.providers.databases import connect
+from tests.providers.tokens import token_of
 from tests.providers.waiting import eventually
 
 Outcome = tuple[str, Compared]
 Case = Callable[[Ground], Outcome]
-ACCEPT: Final = "SLOTBRIDGE_BRIDGE__ACCEPT_UNSENT_CHANGES_OF"
 
 
 def restore(ground: Ground) -> Outcome:
@@ -229,9 +226,7 @@ def _made_again_while_it_runs(ground: Ground) -> Outcome:
 
 def _accept_publication(ground: Ground, server: PostgresServer, bridge: Bridge) -> None:
     line = refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, "dropped and made again")
-    offered = re.search(rf"{ACCEPT}=(\S+?)\)?$", line)
-    assert offered is not None, line
-    sessions_after(bridge, lambda: bridge.start(**{ACCEPT: offered[1]}))
+    sessions_after(bridge, lambda: bridge.start(accept=token_of(line)))
     load = ground.load(server)
     load.more(10)
     load.stop()
@@ -251,8 +246,8 @@ def running(ground: Ground) -> tuple[PostgresServer, Bridge, Load]:
 
 
 def accepted(ground: Ground, bridge: Bridge, server: PostgresServer, load: Load) -> Compared:
-    """What is there after `on_divergence: continue` for one start, then without it."""
-    sessions_after(bridge, lambda: bridge.start(**CONTINUE))
+    """What is there after one start with the token of the refusal, then without it."""
+    sessions_after(bridge, lambda: bridge.start(accept=bridge.token))
     load.more(10)
     load.stop()
     bridge.caught_up()

@@ -24,7 +24,6 @@ from tests.providers.interface import Broker
 from tests.providers.waiting import eventually, patient, patient_ms
 
 DBNAME = "bank"
-CONTINUE = {"SLOTBRIDGE_BRIDGE__ON_DIVERGENCE": "continue"}
 _PAUSE_S = 0.005
 _LARGE_ROWS = 700
 _numbers = itertools.count(1)

@@ -18,9 +18,6 @@ from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
-POLICY = "SLOTBRIDGE_BRIDGE__ON_DIVERGENCE"
-
-
 pytestmark = pytest.mark.since_18  # with prepared transactions
 
 
@@ -35,12 +32,12 @@ def diverged(trio: Trio, new_bridge: NewBridge) -> Bridge:
     return diverge(trio, new_bridge)
 
 
-def diverge(trio: Trio, new_bridge: NewBridge, **environment: str) -> Bridge:
-    """As `diverged`, of a bridge that was started with `environment` before that."""
+def diverge(trio: Trio, new_bridge: NewBridge) -> Bridge:
+    """As `diverged`."""
     primary = trio.primary.conninfo(trio.dbname)
     with psycopg.connect(primary, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        bridge = new_bridge(both(trio), two_phase=True).start(**environment)
+        bridge = new_bridge(both(trio), two_phase=True).start()
         bridge.streaming(primary)
         connection.execute("INSERT INTO t VALUES (1)")
         bridge.caught_up(primary)
@@ -58,17 +55,7 @@ def diverge(trio: Trio, new_bridge: NewBridge, **environment: str) -> Bridge:
     trio.standby.start()
     promote(trio)
     assert bridge.exit_code() == ExitCode.TIMELINE, bridge.output
-    assert "or accept them with bridge.on_divergence: continue" in bridge.output
     return bridge
-
-
-@pytest.mark.long
-def test_a_divergence_is_accepted_for_the_start_not_one_that_comes_later(
-    trio: Trio, new_bridge: NewBridge
-) -> None:
-    """The process that was started once with `continue` runs on for weeks."""
-    bridge = diverge(trio, new_bridge, **{POLICY: "continue"})
-    assert f"{bridge.prefix}.divergence" not in bridge.topics()
 
 
 def prepare(connection: psycopg.Connection[tuple[object, ...]], number: int) -> None:
@@ -86,12 +73,20 @@ def test_an_accepted_divergence_is_recorded_once_and_the_new_timeline_followed(
     diverged: Bridge, trio: Trio
 ) -> None:
     """Killed with the acceptance in an open Kafka transaction, it accepts again; then never."""
-    bridge = diverged
+    bridge, token = diverged, diverged.token
     before = bridge.sessions
-    bridge.start(**{POLICY: "continue", VARIABLE: "divergence sent:1"})
+    for other in (
+        f"{token}0",
+        token.replace("@", "@9", 1),
+        token.replace("divergence", "lost-wal"),
+    ):
+        bridge.start(accept=other)
+        assert bridge.exit_code() == ExitCode.TIMELINE, bridge.output
+        assert bridge.token == token and "not used" in bridge.output[-3000:]
+    bridge.start(accept=token, **{VARIABLE: "divergence sent:1"})
     assert bridge.exit_code() == -9, bridge.output
     assert accepted(bridge) == []
-    bridge.start(**{POLICY: "continue"})
+    bridge.start(accept=token)
     await_session(bridge, before + 1)
     standby = trio.standby.conninfo(trio.dbname)
     with psycopg.connect(standby, autocommit=True) as connection:
@@ -112,7 +107,7 @@ def test_an_accepted_divergence_is_recorded_once_and_the_new_timeline_followed(
         assert "prepared transactions are lost" in bridge.output and "gids=p103" in bridge.output
         assert bridge.stop() == 0, bridge.output
 
-        bridge.start(**{POLICY: "continue"})
+        bridge.start(accept=token)
         await_session(bridge, before + 2)
         connection.execute("INSERT INTO t VALUES (201)")
         bridge.caught_up(standby)

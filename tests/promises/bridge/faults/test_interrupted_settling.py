@@ -137,7 +137,7 @@ def test_events_that_retention_removed_stop_the_bridge(
     assert "records are gone" in bridge.output
     assert f"{topic}[" in bridge.output
     assert len(notes(bridge)) == 1
-    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    bridge.start(accept=bridge.token)
     await_session(bridge, 3)
     bridge.caught_up(conninfo)
     assert notes(bridge) == set()
@@ -154,7 +154,7 @@ def test_events_of_a_missing_topic_stop_the_bridge(
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     assert "the topic is gone" in bridge.output
     assert len(notes(bridge)) == 1
-    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    bridge.start(accept=bridge.token)
     await_session(bridge, 3)
     assert notes(bridge) == set()
 

@@ -74,12 +74,14 @@ def test_the_end_of_a_tables_topic_is_gone(
     for _ in range(noted_end - end + 50):
         other.produce(topic, b"{}", b"of another", partition=partition)
     assert other.flush(patient(30)) == 0
+    token = bridge.token
     bridge.start(SLOTBRIDGE_FAILPOINT="shown:1")  # it ends beyond what was noted now
     assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
+    assert bridge.token == token, "the records that are lost are the same"
     assert f"{topic}[{partition}] was cut off before {noted_end}, and written on since" in line
     assert line.count(topic) == 1, "all partitions have a new leader epoch, the others all they had"
-    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    bridge.start(accept=token)
     await_session(bridge, 2)
     assert "going on without records that Kafka has lost" in bridge.output
     noted(bridge)
@@ -93,7 +95,7 @@ def test_the_end_of_a_tables_topic_is_gone(
 def test_a_loss_is_accepted_for_the_start_not_one_that_comes_later(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
-    """The process that was started once with `continue` runs on for weeks."""
+    """A process that was started with a token runs on for weeks, and is restarted with it."""
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(30)
     load.stop()
@@ -104,7 +106,9 @@ def test_a_loss_is_accepted_for_the_start_not_one_that_comes_later(
     own_kafka.kill()
     cut_tail(own_kafka, topic, 2)
     own_kafka.start()
-    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    token = bridge.token
+    bridge.start(accept=token)
     await_session(bridge, 2)
     assert "going on without records that Kafka has lost" in bridge.output
     noted(bridge)
@@ -115,6 +119,9 @@ def test_a_loss_is_accepted_for_the_start_not_one_that_comes_later(
         connection.execute("INSERT INTO t SELECT 100000 + i, 'later' FROM generate_series(1, 20) i")
     assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     assert f"Kafka lost committed records: {topic}[{partition}]" in last_line(bridge.output)
+    bridge.start(accept=token)
+    assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    assert bridge.token != token and "not used" in bridge.output
 
 
 def noted(bridge: Bridge) -> None:
@@ -187,8 +194,8 @@ def test_a_topic_is_deleted_and_made_again_and_others_write_more_to_it_than_it_h
     assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
     assert f"Kafka lost committed records: {topic} was deleted and made again" in line
-    assert line.count(topic) == 1 and "bridge.on_lost_records: continue" in line
-    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    assert line.count(topic) == 1
+    bridge.start(accept=bridge.token)
     await_session(bridge, 2)
     assert "going on without records that Kafka has lost" in bridge.output
     assert bridge.stop() == 0, bridge.output

@@ -1,0 +1,144 @@
+"""The token by which an operator accepts one refusal, and nothing else. Pure.
+
+    KIND:SUBJECT:BOUND        what is accepted, of which object, up to where
+
+A refusal that an operator may accept prints its token; `--accept TOKEN`, or `bridge.accept` in the
+settings, takes it. A token of another server, another position or another refusal takes nothing:
+whoever takes none is refused as before, and a token that nothing asks for is logged.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from schemas.lsn import format_lsn, parse_lsn
+
+_PLAIN: Final = "/@+-._"
+"""Characters of a subject or bound that no shell and no YAML reads as anything else."""
+_DIGEST_DIGITS: Final = 12
+
+
+class Kind(StrEnum):
+    """The refusals that a token can accept."""
+
+    DIVERGENCE = "divergence"
+    """Kafka has changes that the database lost."""
+    UNSENT_CHANGES = "unsent-changes"
+    """Another publication or source.origin; changes from before it never come."""
+    LOST_RECORDS = "lost-records"
+    """Kafka has lost committed records."""
+    LOST_NAMES = "lost-names"
+    """Kafka has lost the names of tables of which settings hide something."""
+    ABORTED_RECORDS = "aborted-records"
+    """Kafka has aborted records that it had decided to commit."""
+    OTHER_STORAGE = "other-storage"
+    """The object storage is not the one to which events refer."""
+    OTHER_DATABASE = "other-database"
+    """`slotbridge recover`: the database is another cluster than the events are of."""
+    LOST_SLOT = "lost-slot"
+    """The new primary lacks a slot, or a part of what its consumer needs."""
+    LOST_WAL = "lost-wal"
+    """The new primary lacks known WAL of the old one; its bound is `LSN+BYTES`."""
+    UNKNOWN_WAL = "unknown-wal"
+    """Nobody knows whether the new primary has all acknowledged commits."""
+    IS_OFF = "is-off"
+    """A node that gives no answer is off, and not only cut off."""
+    NOT_PROMOTED = "not-promoted"
+    """A node was not promoted, though a run may have ordered it to."""
+
+
+_OF_FAILOVER: Final = frozenset(
+    {Kind.LOST_SLOT, Kind.LOST_WAL, Kind.UNKNOWN_WAL, Kind.IS_OFF, Kind.NOT_PROMOTED}
+)
+
+
+class Token(NamedTuple):
+    """The name of one refusal."""
+
+    kind: Kind
+    subject: str
+    bound: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Token":
+        """Return the token that `text` writes. Raise ValueError for anything else."""
+        parts = text.split(":")
+        if len(parts) != len(cls._fields) or parts[0] not in {*Kind}:
+            raise ValueError(f"{text!r} is not a token: copy it from the refusal that prints it")
+        return cls(Kind(parts[0]), unquote(parts[1]), unquote(parts[2]))
+
+    def __str__(self) -> str:
+        """Return KIND:SUBJECT:BOUND, to be copied into a shell or a file."""
+        return f"{self.kind}:{quote(self.subject, _PLAIN)}:{quote(self.bound, _PLAIN)}"
+
+    @property
+    def offer(self) -> str:
+        """The end of a hint: how to accept this refusal."""
+        command = "slotbridge run "
+        if self.kind is Kind.OTHER_DATABASE:
+            command = "slotbridge recover "
+        elif self.kind in _OF_FAILOVER:
+            command = ""
+        settings = " (or bridge.accept in the settings)" if command.endswith("run ") else ""
+        return f"or accept this, and nothing else: {command}--accept {self}{settings}"
+
+    def covers(self, refused: "Token") -> bool:
+        """Tell whether this token accepts the refusal that prints `refused`.
+
+        It does so where both are equal. Of lost WAL it accepts less as well: from a later position
+        of the new primary on, and fewer bytes.
+        """
+        if self == refused or self.kind is not Kind.LOST_WAL:
+            return self == refused
+        if self[:2] != refused[:2]:
+            return False
+        (since, count), (at, lacking) = map(_lsn_and_bytes, (self.bound, refused.bound))
+        return since <= at and lacking <= count
+
+
+def of_bytes(lsn: int, count: int) -> str:
+    """Return the bound of LOST_WAL: the new primary has its WAL up to `lsn`, and lacks `count`."""
+    return f"{format_lsn(lsn)}+{count}"
+
+
+def _lsn_and_bytes(bound: str) -> tuple[int, int]:
+    lsn, _, count = bound.partition("+")
+    try:
+        return parse_lsn(lsn), int(count)
+    except ValueError:
+        return 2**64, -1
+
+
+def short_digest(lines: Iterable[str]) -> str:
+    """Return a short digest of `lines` in any order, for a bound of many parts."""
+    text = "\n".join(sorted(lines))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_DIGITS]
+
+
+class Acceptance:
+    """The tokens that an operator gives to one start or command, and which of them were used."""
+
+    def __init__(self, tokens: Iterable[Token] = ()) -> None:
+        self.tokens = frozenset(tokens)
+        self.used: set[Token] = set()
+
+    def takes(self, refused: Token | None) -> bool:
+        """Tell whether a token covers this refusal; note that it was used. None: nothing does."""
+        covering = {token for token in self.tokens if refused and token.covers(refused)}
+        self.used |= covering
+        return bool(covering)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The tokens that nothing has asked for."""
+        return tuple(sorted(map(str, self.tokens - self.used)))
+
+
+class Everything(Acceptance):
+    """The acceptance of a repair: it makes the topics right whatever they have lost."""
+
+    def takes(self, refused: Token | None) -> bool:
+        """Return true: a repair accepts any refusal."""
+        return True
