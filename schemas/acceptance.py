@@ -40,7 +40,7 @@ class Kind(StrEnum):
     LOST_SLOT = "lost-slot"
     """The new primary lacks a slot, or a part of what its consumer needs."""
     LOST_WAL = "lost-wal"
-    """The new primary lacks known WAL of the old one; its bound is `LSN+BYTES`."""
+    """The new primary lacks known WAL of the old one."""
     UNKNOWN_WAL = "unknown-wal"
     """Nobody knows whether the new primary has all acknowledged commits."""
     IS_OFF = "is-off"
@@ -49,9 +49,7 @@ class Kind(StrEnum):
     """A node was not promoted, though a run may have ordered it to."""
 
 
-_OF_FAILOVER: Final = frozenset(
-    {Kind.LOST_SLOT, Kind.LOST_WAL, Kind.UNKNOWN_WAL, Kind.IS_OFF, Kind.NOT_PROMOTED}
-)
+_OF_WAL: Final = frozenset({Kind.LOST_WAL, Kind.UNKNOWN_WAL})
 
 
 class Token(NamedTuple):
@@ -75,40 +73,42 @@ class Token(NamedTuple):
 
     @property
     def offer(self) -> str:
-        """The end of a hint: how to accept this refusal."""
-        command = "slotbridge run "
-        if self.kind is Kind.OTHER_DATABASE:
-            command = "slotbridge recover "
-        elif self.kind in _OF_FAILOVER:
-            command = ""
-        settings = " (or bridge.accept in the settings)" if command.endswith("run ") else ""
-        return f"or accept this, and nothing else: {command}--accept {self}{settings}"
+        """The end of a hint of the bridge: how to accept this refusal."""
+        recovers = self.kind is Kind.OTHER_DATABASE
+        command = "slotbridge recover" if recovers else "slotbridge run"
+        settings = "" if recovers else " (or bridge.accept in the settings)"
+        return f"or accept this, and nothing else: {command} {options([self])}{settings}"
 
     def covers(self, refused: "Token") -> bool:
         """Tell whether this token accepts the refusal that prints `refused`.
 
-        It does so where both are equal. Of lost WAL it accepts less as well: from a later position
-        of the new primary on, and fewer bytes.
+        It does so where both are equal. Of WAL it accepts less as well: a new primary that has more
+        by now, and fewer bytes.
         """
-        if self == refused or self.kind is not Kind.LOST_WAL:
+        if self == refused or self.kind not in _OF_WAL:
             return self == refused
-        if self[:2] != refused[:2]:
+        given, wanted = _lsn_and_bytes(self.bound), _lsn_and_bytes(refused.bound)
+        if self[:2] != refused[:2] or given is None or wanted is None:
             return False
-        (since, count), (at, lacking) = map(_lsn_and_bytes, (self.bound, refused.bound))
-        return since <= at and lacking <= count
+        return given[0] <= wanted[0] and wanted[1] <= given[1]
 
 
 def of_bytes(lsn: int, count: int) -> str:
-    """Return the bound of LOST_WAL: the new primary has its WAL up to `lsn`, and lacks `count`."""
+    """Return the bound of lost WAL: the new primary has its WAL up to `lsn`, and lacks `count`."""
     return f"{format_lsn(lsn)}+{count}"
 
 
-def _lsn_and_bytes(bound: str) -> tuple[int, int]:
+def _lsn_and_bytes(bound: str) -> tuple[int, int] | None:
     lsn, _, count = bound.partition("+")
     try:
         return parse_lsn(lsn), int(count)
     except ValueError:
-        return 2**64, -1
+        return None
+
+
+def options(tokens: Iterable[Token]) -> str:
+    """Return the options that accept the refusals of all `tokens`."""
+    return " ".join(dict.fromkeys(f"--accept {token}" for token in tokens))
 
 
 def short_digest(lines: Iterable[str]) -> str:

@@ -15,11 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import options
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
 from services.failover.model.timelines import left_at
+from services.failover.model.tokens import lost_slot
 
 if TYPE_CHECKING:
+    from schemas.acceptance import Token
     from services.failover.model.subscription import Subscription
     from services.failover.model.view import Node, NodeState, Subscriber, View
     from services.postgres.slots import Slot
@@ -33,7 +36,8 @@ class Blocker:
     reason: str
     hint: str
     exit_code: ExitCode = ExitCode.CHECK_FAILED
-    slot: str = ""
+    token: Token | None = None
+    """What accepts the loss of its slot."""
     skippable: bool = False
     """Once its loss is accepted, the subscription can go on from the slot."""
 
@@ -58,6 +62,7 @@ def fault_of(
     where = f"{subscriber.name}/{subscription.name}"
     name = subscription.slot_name
     slot = node.known_state.slot(name) if name is not None else None
+    token = _lost(node, name) if name is not None else None
     if name is None or slot is None or slot.temporary:
         return Blocker(
             where,
@@ -65,7 +70,7 @@ def fault_of(
             "changes are lost to it: create the slot, then load the subscription's tables anew "
             "(DROP SUBSCRIPTION after SET (slot_name = NONE), TRUNCATE, CREATE SUBSCRIPTION)",
             ExitCode.NOT_READY,
-            name or "",
+            token,
         )
     if slot.invalidation_reason is not None:
         return Blocker(
@@ -73,13 +78,13 @@ def fault_of(
             f"the slot {name} is invalidated on {node.name}: {slot.invalidation_reason}",
             "drop the slot, create it again, and load the subscription's tables anew",
             ExitCode.NOT_READY,
-            name,
+            token,
         )
     return _misplaced(where, subscription, node, name) if positions else None
 
 
 def _misplaced(where: str, subscription: Subscription, node: Node, name: str) -> Blocker | None:
-    state = node.known_state
+    state, token = node.known_state, _lost(node, name)
     slot = state.slot(name)
     position, switch = subscription.remote_lsn, state.switch_lsn
     if slot is None or (position is None and slot.synced):
@@ -93,7 +98,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             f"run sql/roles.sql on {node.name}, or connect to it as a superuser, and run this "
             "command again",
             ExitCode.PRIVILEGE_MISSING,
-            name,
+            token,
         )
     if position is None:
         return _without_position(where, subscription, node, slot)
@@ -105,7 +110,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             f"the timeline of {node.name} begins at {format_lsn(switch)}",
             "load its tables anew; set synchronized_standby_slots so that this can't happen",
             ExitCode.WITNESSES_DISAGREE,
-            name,
+            token,
         )
     written = state.replication.written_lsn
     if written is not None and position > written:
@@ -116,7 +121,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             f"make sure that {node.name} is not an old primary that came back; if it is not, load "
             "the subscription's tables anew",
             ExitCode.WITNESSES_DISAGREE,
-            name,
+            token,
         )
     flushed = slot.confirmed_flush_lsn or 0
     if not slot.synced and flushed > position and not _fed_by(subscription, node):
@@ -124,9 +129,10 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             where,
             f"the slot {name} on {node.name} was made after the failover and begins at "
             f"{format_lsn(flushed)}, but the subscription is at {format_lsn(position)}",
-            f"load its tables anew, or go on without that part: --accept-loss-of {name}",
+            f"load its tables anew, or go on without that part: slotfailover repoint "
+            f"{options([token])}",
             ExitCode.WITNESSES_DISAGREE,
-            name,
+            token,
             skippable=True,
         )
     return None
@@ -139,6 +145,7 @@ def _without_position(
     timeline, name, met = node.known_state.server.timeline, slot.slot_name, subscription.milestone
     if _fed_by(subscription, node):
         return None
+    token = _lost(node, name)
     noted = f"its note says {met}" if met is not None and met.timeline else "no note says so"
     return Blocker(
         where,
@@ -146,11 +153,15 @@ def _without_position(
         f"made after a failover, changes from before {format_lsn(slot.confirmed_flush_lsn or 0)} "
         f"are missing. Nothing proves that timeline {timeline} has fed it: {noted}",
         "load its tables anew; if the subscription was made with this slot, or can do without that "
-        f"part: slotfailover repoint --accept-loss-of {name}",
+        f"part: slotfailover repoint {options([token])}",
         ExitCode.WITNESSES_DISAGREE,
-        name,
+        token,
         skippable=True,
     )
+
+
+def _lost(node: Node, slot: str) -> Token:
+    return lost_slot(node.known_state.server.system_identifier, slot, node.name)
 
 
 def _fed_by(subscription: Subscription, node: Node) -> bool:

@@ -10,21 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from schemas.acceptance import options
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.blockers import Blocker
 from services.failover.model.destination import named
 from services.failover.model.timelines import left_at
+from services.failover.model.tokens import not_promoted
 from services.postgres.identifiers import identifier
 
 if TYPE_CHECKING:
+    from schemas.acceptance import Token
     from schemas.findings import Remedy
     from services.failover.model.destination import Destination
     from services.failover.model.subscription import Subscription
     from services.failover.model.view import Node, Subscriber, View
-
-VOUCH = "--no-newer-primary"
 
 
 class Suspect(NamedTuple):
@@ -49,6 +50,8 @@ class Doubt:
     Else it is a later one, and only the subscription itself has to wait."""
     void: bool = False
     """Somebody has changed the subscription since: it has no say about any other."""
+    tokens: tuple[Token, ...] = ()
+    """What an operator accepts who vouches that nobody has promoted these nodes."""
 
     @property
     def reason(self) -> str:
@@ -66,7 +69,7 @@ class Doubt:
         branch = "" if self.behind else " on a branch that the primary does not descend from"
         return (
             f"{remedies}, then slotfailover repoint or resume; if nobody has promoted {who} since"
-            f"{branch}, say so to the command: {VOUCH}"
+            f"{branch}, say so to the command: {options(self.tokens)}"
         )
 
 
@@ -120,7 +123,8 @@ def doubt_of(
         return None
     behind = primary is None or is_behind(subscription, primary)
     subject, void = f"{subscriber.name}/{subscription.name}", not subscription.marked
-    return Doubt(subject, led, suspects, behind, void)
+    tokens = tuple(not_promoted(view.system, one.name, led) for one in suspects)
+    return Doubt(subject, led, suspects, behind, void, tokens)
 
 
 def is_behind(subscription: Subscription, primary: Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import Kind
 from schemas.lsn import format_lsn
 from services.failover.model.standby_settings import quorum
 from services.failover.model.timelines import left_at
@@ -22,6 +23,7 @@ class Loss:
     lacking: int
     reason: str
     hint: str
+    kind: Kind = Kind.LOST_WAL
 
 
 def losses(view: View, chosen: Node) -> list[Loss]:
@@ -255,6 +257,7 @@ def _quorum(view: View, chosen: Node) -> Loss | None:
         f"{seen.node} ('{seen.synchronous}'), and only {heard} of them report their position: "
         f"the silent ones may have commits that {chosen.name} never had",
         f"start {members - count + 1 - heard} more of them",
+        Kind.UNKNOWN_WAL,
     )
 
 

@@ -27,7 +27,7 @@ def _promotes(facts: Facts) -> bool:
     group=GROUP,
     title="every node has a command that makes sure that it can't write",
     consequence="a primary that may be alive and gives no answer is not replaced (35) until a "
-    "person has made sure that it is off (--old-primary-is-off); --fence fences only one that "
+    "person has made sure that it is off, and says so (--accept); --fence fences only one that "
     "answers",
     severity=Severity.WARNING,
     applies=_promotes,

@@ -15,23 +15,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from schemas.config_option import ConfigFile
+from schemas.acceptance import Acceptance
+from schemas.config_option import AcceptTokens, ConfigFile, acceptance_of
 from schemas.errors import ExitCode, SettingsError, SlotbridgeError
 from schemas.settings import FailoverSettings
 from services.failover.checks.readiness import candidate
 from services.failover.cli import output
 from services.failover.cli.options import (
-    Accept,
-    AcceptLoss,
     DryRun,
     Fence,
-    IsOff,
     Json,
-    NoNewerPrimary,
     RequireSubscribers,
     To,
     Yes,
-    known_slots,
     settings_of,
 )
 from services.failover.execute.history import read_history, unfinished
@@ -66,13 +62,10 @@ def failover(
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
-    accept_loss_of: Accept = None,
-    accept_data_loss: AcceptLoss = None,
+    accept: AcceptTokens = None,
     to: To = "",
     fence: Fence = False,
-    old_primary_is_off: IsOff = False,
     require_subscribers: RequireSubscribers = False,
-    no_newer_primary: NoNewerPrimary = False,
 ) -> None:
     """Replace a dead primary: promote its standby and move subscriptions and bridge to it.
 
@@ -85,19 +78,15 @@ def failover(
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         return plan_failover, replace(
             request,
-            accept_loss_of=known_slots(view, accept_loss_of),
-            accept_data_loss=accept_data_loss,
             target=to,
             fence=fence,
-            old_primary_is_off=old_primary_is_off,
             require_subscribers=require_subscribers,
-            no_newer_primary=no_newer_primary,
             labels=True,
             subscribers_may_stay=True,
             revive=False,
         )
 
-    _Order("failover", config, yes, dry_run, as_json).give(choose_it, undo=True)
+    _Order("failover", config, yes, dry_run, as_json, accept).give(choose_it, undo=True)
 
 
 def switchover(
@@ -105,13 +94,12 @@ def switchover(
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
-    accept_loss_of: Accept = None,
+    accept: AcceptTokens = None,
     to: To = "",
     no_rejoin: Annotated[
         bool, typer.Option("--no-rejoin", help="Do not make the old primary a standby at the end.")
     ] = False,
     require_subscribers: RequireSubscribers = False,
-    no_newer_primary: NoNewerPrimary = False,
 ) -> None:
     """Hand over from a living primary to the standby --to NODE without losing anything.
 
@@ -130,15 +118,13 @@ def switchover(
         old = {node.name for node in view.nodes if node.leading and not no_rejoin}
         return plan_switchover, replace(
             request,
-            accept_loss_of=known_slots(view, accept_loss_of),
             target=to,
             rejoin=frozenset(old - {to}),
             require_subscribers=require_subscribers,
-            no_newer_primary=no_newer_primary,
             labels=True,
         )
 
-    _Order("switchover", config, yes, dry_run, as_json).give(choose_it, undo=True)
+    _Order("switchover", config, yes, dry_run, as_json, accept).give(choose_it, undo=True)
 
 
 def resume(
@@ -146,10 +132,7 @@ def resume(
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
-    accept_loss_of: Accept = None,
-    accept_data_loss: AcceptLoss = None,
-    old_primary_is_off: IsOff = False,
-    no_newer_primary: NoNewerPrimary = False,
+    accept: AcceptTokens = None,
     rollback: Annotated[
         bool,
         typer.Option(
@@ -161,7 +144,7 @@ def resume(
 
     Exit codes as of `slotfailover failover`; 0 also where nothing is left to do.
     """
-    order = _Order("resume", config, yes, dry_run, as_json)
+    order = _Order("resume", config, yes, dry_run, as_json, accept)
 
     def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
         settings = order.settings
@@ -169,16 +152,12 @@ def resume(
         begun = unfinished(entries)
         request = replace(
             request,
-            accept_loss_of=known_slots(view, accept_loss_of),
-            accept_data_loss=accept_data_loss,
-            old_primary_is_off=old_primary_is_off,
-            no_newer_primary=no_newer_primary,
             labels=True,
             subscribers_may_stay=True,
             revive=begun is None or begun.command != "failover",
         )
         if rollback:
-            require_nothing_ordered(cluster, view.standbys)
+            require_nothing_ordered(cluster, [node.name for node in view.standbys])
             return undo(view, request)
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
         planner, request = choose(view, request, intent)
@@ -197,8 +176,7 @@ def repoint(
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
-    accept_loss_of: Accept = None,
-    no_newer_primary: NoNewerPrimary = False,
+    accept: AcceptTokens = None,
 ) -> None:
     """Move subscriptions and bridge to a standby that someone else promoted; verify them.
 
@@ -208,11 +186,9 @@ def repoint(
     """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
-        accepted = known_slots(view, accept_loss_of)
-        request = replace(request, accept_loss_of=accepted)
-        return plan_repoint, replace(request, no_newer_primary=no_newer_primary)
+        return plan_repoint, request
 
-    _Order("repoint", config, yes, dry_run, as_json).give(choose_it)
+    _Order("repoint", config, yes, dry_run, as_json, accept).give(choose_it)
 
 
 def rejoin(
@@ -224,7 +200,7 @@ def rejoin(
     copy: Annotated[
         bool, typer.Option("--copy", help="Take a base backup where pg_rewind can't be used.")
     ] = False,
-    no_newer_primary: NoNewerPrimary = False,
+    accept: AcceptTokens = None,
 ) -> None:
     """Make an old primary a standby of the new one, by pg_rewind or a base backup.
 
@@ -232,12 +208,10 @@ def rejoin(
     is at work; 20 our role lacks a right; 34 no node takes writes; 35 there may be two primaries,
     or the node is the primary; others as in docs/reference/exit-codes.md.
     """
-    order = _Order("rejoin", config, yes, dry_run, as_json)
+    order = _Order("rejoin", config, yes, dry_run, as_json, accept)
 
     def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
-        request = replace(
-            request, rejoin=frozenset({node}), copies=copy, no_newer_primary=no_newer_primary
-        )
+        request = replace(request, rejoin=frozenset({node}), copies=copy)
         order.notes += require_rejoinable(cluster, plan_rejoin(view, request))
         return plan_rejoin, request
 
@@ -247,11 +221,9 @@ def rejoin(
 def plan(
     config: ConfigFile,
     as_json: Json = False,
-    accept_loss_of: Accept = None,
-    accept_data_loss: AcceptLoss = None,
+    accept: AcceptTokens = None,
     to: To = "",
     fence: Fence = False,
-    old_primary_is_off: IsOff = False,
 ) -> None:
     """Print the plan of a switchover; with --fence or without a primary, that of a failover.
 
@@ -261,11 +233,8 @@ def plan(
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         given = replace(
             request,
-            accept_loss_of=frozenset(accept_loss_of or ()),
-            accept_data_loss=accept_data_loss,
             target=to,
             fence=fence,
-            old_primary_is_off=old_primary_is_off,
         )
         alive = view.primary
         if is_managed(view.managed_by):
@@ -274,15 +243,16 @@ def plan(
             return plan_failover, given
         return plan_switchover, replace(given, rejoin=frozenset({alive.name} - {to}))
 
-    _Order("plan", config, True, True, as_json).give(choose_it)
+    _Order("plan", config, True, True, as_json, accept).give(choose_it)
 
 
 @contextlib.contextmanager
-def _operation(command: str) -> Iterator[None]:
-    """Let an error of a plan name the command that was given, also where it is not a failover."""
+def _operation(command: str, accept: Acceptance) -> Iterator[None]:
+    """Let an error name the command, also where that is not a failover, and the unused tokens."""
     try:
         yield
     except SlotbridgeError as error:
+        error.hint = "; ".join(filter(None, (error.hint, *_unused(accept))))
         if error.operation == OPERATION:
             error.operation = {"failover": OPERATION, "switchover": "switch over"}.get(
                 command, command
@@ -290,11 +260,25 @@ def _operation(command: str) -> Iterator[None]:
         raise
 
 
+def _unused(accept: Acceptance) -> list[str]:
+    return [f"not used, as no refusal asks for it: {token}" for token in accept.unused]
+
+
 class _Order:
     """The course that all changing commands share: observe, plan, confirm, perform."""
 
-    def __init__(self, command: str, config: Path, yes: bool, dry_run: bool, as_json: bool) -> None:
+    def __init__(
+        self,
+        command: str,
+        config: Path,
+        yes: bool,
+        dry_run: bool,
+        as_json: bool,
+        accept: list[str] | None,
+    ) -> None:
         self._command = command
+        self._tokens = accept
+        self._accept = Acceptance()
         self._config = config
         self._yes = yes
         self._dry_run = dry_run
@@ -306,7 +290,10 @@ class _Order:
     def give(self, choose_it: Choose, *, undo: bool = False) -> None:
         """Observe, plan, confirm, and carry it out. Raise SystemExit with the exit code."""
         started = time.monotonic()
-        with exit_codes(as_json=self._as_json), _operation(self._command):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(exit_codes(as_json=self._as_json))
+            self._accept = acceptance_of(self._tokens)
+            stack.enter_context(_operation(self._command, self._accept))
             self.settings, bridge = settings_of(self._config)
             if self._command in _PROMOTING:
                 require_unmanaged(self.settings.managed_by, self._command)
@@ -318,7 +305,8 @@ class _Order:
                     view = cluster.observe()
                     planner, request = choose_it(cluster, view, self._request())
                     plan, view = plan_patiently(cluster, planner, view, request, lambda _text: None)
-                    self._show(self._noted(view, plan))
+                    plan = self._noted(view, plan)
+                    self._show(replace(plan, notes=(*plan.notes, *_unused(self._accept))))
                     raise SystemExit(int(ExitCode.OK))
                 database, path = self.settings.journal_database, self.settings.journal
                 with locked(cluster, view, database, path) as lock:
@@ -353,7 +341,8 @@ class _Order:
             )
             view = cluster.observe() if not self._yes else view
             result = run.carry_out(view, request, planner, undo=undo)
-        return replace(result, notes=merge(plan.notes, result.notes))
+        notes = merge(plan.notes, result.notes)
+        return replace(result, notes=(*notes, *_unused(self._accept)))
 
     def _recall(self, cluster: Cluster, view: View, asked: Asked) -> None:
         """Have the cluster's views remember what the journals and Kafka tell."""
@@ -370,6 +359,7 @@ class _Order:
 
     def _request(self) -> Request:
         return Request(
+            accept=self._accept,
             lag_bytes_max=self.settings.lag_bytes_max,
             synchronous_standbys=self.settings.synchronous_standbys,
         )

@@ -41,8 +41,8 @@ REPEAT_S = 10.0
 """How often the same progress is told."""
 _OFF = (
     "mend it, then run this again. If {0} has no power or is destroyed, so that the command can't "
-    "reach it, make sure of that and say so, without --fence: slotfailover failover "
-    "--old-primary-is-off. It counts as off then: were it alive, there would be two primaries"
+    "reach it, make sure of that, and run slotfailover failover without --fence: its refusal has "
+    "the token that says so. {0} counts as off then: were it alive, there would be two primaries"
 )
 ASK_S = 3.0
 """A live server accepts a connection within this time."""

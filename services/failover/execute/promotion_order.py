@@ -1,12 +1,12 @@
 """The promotion: the waits before it, the order, and the evidence that it was given."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import psycopg
 
+from schemas.acceptance import Token, options
 from schemas.errors import ExitCode, OperatorNeeded, SetupError
-from services.failover.model.view import Node
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.replication import read_replication
 from services.failover.observe.server_link import ServerLink, Unreachable
@@ -67,25 +67,28 @@ class MayBePromoted(OperatorNeeded):
 
 
 def require_nothing_ordered(
-    cluster: Cluster, standbys: Iterable[Node], *, known: bool = False, override: str = ""
+    cluster: Cluster, standbys: Iterable[str] | Mapping[str, Token], *, known: bool = False
 ) -> None:
     """Raise MayBePromoted (SPLIT_BRAIN) where one of these may be about to be a primary.
 
     With `known`, the caller knows of all orders: what can't be told is then no refusal.
-    `override`: the option by which somebody vouches that there is none.
+    `standbys`: names, with the token by which somebody vouches that there is none, if any may.
     """
-    vouch = f"; if nobody has told it so, say that to the command: {override}" if override else ""
-    for node in standbys:
-        ordered = promotion_ordered(cluster.nodes[node.name])
+    for name in standbys:
+        ordered, vouch = promotion_ordered(cluster.nodes[name]), ""
+        if isinstance(standbys, Mapping):
+            vouch = (
+                f"; if nobody has told it so, say that to the command: {options([standbys[name]])}"
+            )
         if ordered or (ordered is None and not known):
             what = "has been told to promote itself" if ordered else "may have been told to promote"
             raise MayBePromoted(
-                f"{node.name} {what}: nothing goes back to an older primary",
+                f"{name} {what}: nothing goes back to an older primary",
                 operation="look for an order to promote",
-                subject=node.name,
+                subject=name,
                 hint="wait until it is the primary, then slotfailover resume"
                 if ordered
-                else f"connect to {node.name} as a superuser, who can see it{vouch}",
+                else f"connect to {name} as a superuser, who can see it{vouch}",
                 exit_code=ExitCode.SPLIT_BRAIN,
             )
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from schemas.acceptance import Kind
 from schemas.errors import NOTHING, ExitCode, Retryable, SlotbridgeError, changed_after
 from services.failover.checks.blockers import Blocker
-from services.failover.checks.half_moved import VOUCH
 from services.failover.checks.readiness import Readiness
 from services.failover.execute import perform_step
 from services.failover.execute.interruption import Interrupted, Interruption
@@ -187,8 +187,7 @@ class Run:
         """Perform one step, recorded before, narrated and recorded after, whatever comes of it."""
         self.interruption.check()
         self._keep_lock(view)
-        relied_on = vouching(view, self._request, step)
-        require_nothing_ordered(self.cluster, relied_on, override=VOUCH)
+        require_nothing_ordered(self.cluster, vouching(view, self._request, step))
         started = time.monotonic()
         self.attempts[step.key] += 1
         self.begun.append(step)
@@ -260,7 +259,8 @@ class Run:
         the bytes.
         """
         late = step.action is Action.DRAIN and error.exit_code is ExitCode.DEADLINE
-        return late and (self._request.fence or self._request.accept_data_loss is not None)
+        losing = any(token.kind is Kind.LOST_WAL for token in self._request.accept.tokens)
+        return late and (self._request.fence or losing)
 
     def _broken_off(self, error: BaseException, *, undo: bool) -> SlotbridgeError:
         """Return the error with what was done about it and with the servers' present state.
@@ -318,7 +318,8 @@ class Run:
             while (plan := plan_rollback(view, self._request)).steps:
                 if plan.steps[0].action in GIVES_WRITES:
                     known = plan.new_primary in self._found_writable
-                    require_nothing_ordered(self.cluster, view.standbys, known=known)
+                    standbys = [node.name for node in view.standbys]
+                    require_nothing_ordered(self.cluster, standbys, known=known)
                 self._perform(plan.steps[0], view)
                 view = self.cluster.observe()
         except SlotbridgeError as error:

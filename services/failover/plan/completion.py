@@ -30,6 +30,7 @@ from services.failover.model.standby_settings import (
     slots_in_use,
     slots_that_exist,
 )
+from services.failover.model.tokens import lost_slot
 from services.failover.model.view import FENCE
 from services.failover.plan.feeding import clings, judge, misled, moves
 from services.failover.plan.invariants import (
@@ -205,7 +206,8 @@ def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Blocker
     found = node.known_state.slot(slot)
     gone = found is None and f"slotbridge_{slot}" in node.known_state.origins
     invalid = found is not None and found.invalidation_reason is not None
-    if (gone or invalid) and slot not in draft.request.accept_loss_of:
+    token = lost_slot(draft.view.system, slot, node.name)
+    if (gone or invalid) and not draft.request.accept.takes(token):
         reason = f"is invalidated on {node.name}" if invalid else f"is not on {node.name}"
         return [
             Blocker(
@@ -213,7 +215,7 @@ def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Blocker
                 f"the slot {slot} {reason}",
                 "events are missing from here on: start over with a new slot and topic prefix",
                 ExitCode.NOT_READY,
-                slot,
+                token,
             )
         ]
     if found is not None and not invalid and (fresh or not active(node, slot)):

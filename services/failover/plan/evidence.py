@@ -7,7 +7,7 @@ a standby still receives, not from another standby    refused
 a subscription is still fed by another server         refused
 a node does not answer at all (time-out, no route)    refused without a `fence` command that ended
                                                       with 0, a `stop` command after the drain, or
-                                                      --old-primary-is-off
+                                                      its token is-off
 another node that does so, or does not let us in,     not a witness: noted, and not counted
 and was a standby when it was last seen
 a node refuses connections, and none of the above     it is gone
@@ -15,7 +15,7 @@ a subscriber does not answer                          not a witness: noted, and 
 
 A refused connection alone is not proof: it may come from a proxy or a firewall. The proof is what
 others see: no standby receives, and no subscription is fed any more. A machine that lost its power
-closes no connection. So with the flag, or after a `fence` command, standbys that still hold a
+closes no connection. So with the token, or after a `fence` command, standbys that still hold a
 connection must connect anew (`to_ask`), and a subscription's connection that has been silent for
 QUIET_S is dead.
 """
@@ -24,8 +24,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import options
 from schemas.errors import ExitCode, OperatorNeeded
 from services.failover.model.conninfo import DEFAULT_PORT
+from services.failover.model.tokens import is_off
 from services.failover.model.topology import feeds, follows
 from services.failover.model.view import Reach
 from services.failover.plan.notes import Measured
@@ -66,7 +68,8 @@ def require_proof(view: View, request: Request, new: Node) -> None:
     """
     for node in view.nodes:
         if node.name != new.name:
-            _require_gone(node, request, suspect=not _no_primary(node, request, new, view))
+            suspect = not _no_primary(node, request, new, view)
+            _require_gone(view, node, request, suspect=suspect)
     heard = (*_receiving(view, request, new), *_fed(view, request, new))
     if heard:
         raise StillHeard(
@@ -74,8 +77,9 @@ def require_proof(view: View, request: Request, new: Node) -> None:
             operation=OPERATION,
             subject=new.name,
             hint="find that primary and stop or fence it, or replace it: slotfailover switchover; "
-            "connections of a machine without power end after wal_receiver_timeout, or count as "
-            "dead with --old-primary-is-off; name publishers of other clusters in failover.others",
+            "connections of a machine without power end after wal_receiver_timeout"
+            + _counts_as_off(view, new)
+            + "; name publishers of other clusters in failover.others",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
 
@@ -106,13 +110,12 @@ def unjudged_notes(view: View, request: Request, new: Node) -> list[str]:
         )
     notes += [
         Measured(
-            f"{node.name} does not answer ({node.detail}), and counts as off because of "
-            "--old-primary-is-off",
+            f"{node.name} does not answer ({node.detail}), and counts as off: an operator says so",
             about=f"word for {node.name}",
         )
         for node in view.nodes
         if node.reach is Reach.SILENT
-        and request.old_primary_is_off
+        and request.accept.takes(is_off(view.system, node.name))
         and node.name not in request.power_fenced
     ]
     return notes
@@ -123,7 +126,14 @@ def drained(node: Node, request: Request) -> bool:
     return node.fenced and request.final_lsn is not None
 
 
-def _require_gone(node: Node, request: Request, *, suspect: bool) -> None:
+def _counts_as_off(view: View, new: Node) -> str:
+    """Return how to say that nodes without an answer are off, as a part of a hint."""
+    silent = [node.name for node in view.nodes if node.state is None and node.name != new.name]
+    accept = options(is_off(view.system, name) for name in silent)
+    return f", or count as dead once you have made sure that it is off: {accept}" if silent else ""
+
+
+def _require_gone(view: View, node: Node, request: Request, *, suspect: bool) -> None:
     if node.standby or node.reach is Reach.REFUSED or drained(node, request):
         return
     if node.leading:
@@ -142,14 +152,14 @@ def _require_gone(node: Node, request: Request, *, suspect: bool) -> None:
     if node.reach is not Reach.SILENT:
         shot = "; its `fence` command had ended with 0" if node.name in request.power_fenced else ""
         raise not_let_in(node, shot)
-    if not _vouched([node], request):
+    if not _vouched(view, [node], request):
         raise OperatorNeeded(
             f"{node.name} does not answer, may be cut off from here, and may still take writes: "
             f"{node.detail}",
             operation=OPERATION,
             subject=node.name,
             hint=f"pass --fence, with a `fence` command in failover.machines.{node.name}; or make "
-            "sure that it is off, and say so: --old-primary-is-off",
+            f"sure that it is off, and say so: {options([is_off(view.system, node.name)])}",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
 
@@ -206,7 +216,9 @@ def to_ask(view: View, request: Request, new: Node) -> list[Node]:
     An idle primary is silent for minutes, like one without power: only a new connection shows it.
     """
     return [
-        standby for standby, above in _streaming(view, request, new) if _vouched(above, request)
+        standby
+        for standby, above in _streaming(view, request, new)
+        if _vouched(view, above, request)
     ]
 
 
@@ -263,9 +275,8 @@ def _fed(view: View, request: Request, new: Node) -> list[str]:
         if any(drained(other, request) for other in above or _holding(subscription, view)):
             continue
         age_s = subscription.heard_age_s
-        if _vouched(above or [n for n in view.nodes if n.name != new.name], request) and _quiet(
-            age_s
-        ):
+        perhaps = above or [n for n in view.nodes if n.name != new.name]
+        if _vouched(view, perhaps, request) and _quiet(age_s):
             continue
         source = " or ".join(other.name for other in above) or "another server"
         name = f"{where.name}/{subscription.name}"
@@ -307,11 +318,17 @@ def _fed_by_itself(subscription: Subscription, new: Node) -> bool:
     return slot is not None and slot.active_pid is not None and not slot.synced
 
 
-def _vouched(nodes: list[Node], request: Request) -> bool:
-    """Tell whether a person says that these nodes are off, or a command of this run ended one."""
+def _vouched(view: View, nodes: list[Node], request: Request) -> bool:
+    """Tell whether a person says of one of these nodes that it is off, or a command ended it.
+
+    None of the others answers as a primary then.
+    """
     gone = all(node.state is None or node.standby for node in nodes)
     ended = request.power_fenced | request.stopped
-    return gone and (request.old_primary_is_off or any(node.name in ended for node in nodes))
+    named = [
+        n for n in nodes if n.state is None and request.accept.takes(is_off(view.system, n.name))
+    ]
+    return gone and (bool(named) or any(node.name in ended for node in nodes))
 
 
 def _quiet(age_s: float | None) -> bool:

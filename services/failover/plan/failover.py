@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import options
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
 from services.failover.checks.half_moved import doubts
 from services.failover.checks.readiness import candidate, judge_all, passed_over
@@ -33,6 +34,7 @@ from services.failover.model.preconditions import (
     require_one_system,
 )
 from services.failover.model.standby_settings import why_fixed
+from services.failover.model.tokens import lost_wal
 from services.failover.model.topology import follows
 from services.failover.model.view import Reach
 from services.failover.plan.completion import complete, detach, resets
@@ -198,7 +200,7 @@ def _promotion(draft: Draft, before: View) -> Plan:
         draft.add(receivers.ask(standby, chosen))
     require_proof(fencing.gone(draft.view, old) if old else draft.view, draft.request, chosen)
     readiness = judge_all(view, chosen)
-    require_ready(readiness, request)
+    require_ready(view, readiness, request)
     stale = resets(chosen)
     notes = [*unjudged_notes(before, request, chosen), *_unfenced(before, request, chosen)]
     notes += vouched(before, request, chosen)
@@ -274,13 +276,14 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
             draft.add(fencing.fence(old, chosen))
         draft.add(fencing.write_final_marker(old, chosen))
     final = draft.request.known_final_lsn
-    lacking = max(0, final - draft.view.node(chosen.name).received)
+    standby = draft.view.node(chosen.name)
+    lacking = max(0, final - standby.received)
     waits = fencing.drain(old, chosen, (), final)
     if lacking and streams and waits.key not in draft.request.done_steps:
         draft.add(waits)
         return []
-    accepted = draft.request.accept_data_loss or 0
-    if lacking > accepted:
+    token = lost_wal(draft.view.system, standby, lacking)
+    if lacking and not draft.request.accept.takes(token):
         raise OperatorNeeded(
             f"{chosen.name} lacks {lacking} bytes of WAL that {old.name} has, and {old.name} "
             "answers" + ("" if streams else f"; {chosen.name} does not stream from it"),
@@ -288,7 +291,8 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
             subject=chosen.name,
             lsn=final,
             hint=f"let {chosen.name} stream from {old.name} (read the log of {chosen.name}); or "
-            f"lose those commits: --accept-data-loss {lacking}, more if writes go on meanwhile",
+            f"lose those commits: {options([token])} (the number at its end is of bytes: raise it "
+            "where writes go on meanwhile)",
             exit_code=ExitCode.NOT_READY,
         )
     return [f"loss accepted: {lacking} bytes of WAL of {old.name}"] if lacking else []

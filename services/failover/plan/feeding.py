@@ -60,7 +60,7 @@ def judge(
         return Judgement(may_feed=False)
     unproven = subscription.marked or moves(subscription, node) or clings(view, subscription, node)
     fault = fault_of(subscriber, subscription, node, positions=unproven)
-    accepted = fault is not None and fault.slot in request.accept_loss_of
+    accepted = fault is not None and request.accept.takes(fault.token)
     return Judgement(fault, True, fault is None or (accepted and fault.skippable), accepted)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import options
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
 from services.failover.checks.capacity import hidden_settings, too_low
 from services.failover.checks.readiness import Readiness, judge_all
 from services.failover.model import statements
 from services.failover.model.standby_settings import why_fixed
+from services.failover.model.tokens import lost_slot, lost_wal
 from services.failover.model.view import Reach
 from services.failover.plan.evidence import not_let_in, require_proof
 from services.failover.plan.feeding import clings, judge, led_to, moves
@@ -16,7 +18,7 @@ from services.failover.plan.request import OPERATION, Plan, Request, after_step
 from services.failover.plan.steps.step import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from services.failover.checks.blockers import Blocker
     from services.failover.model.view import Node, View
@@ -84,11 +86,10 @@ def _broken_rule(step: Step, view: View, request: Request) -> str:
         if leaking:
             return f"{leaking[0].name} can still be written: {_leaks(leaking[0])}"
         lacking = (request.final_lsn or 0) - node.received
-        if lacking > (request.accept_data_loss or 0):
+        if lacking > 0 and not request.accept.takes(lost_wal(view.system, node, lacking)):
             return f"{node.name} has not received the final LSN"
-        lost = {slot.slot for slot in judge_all(view, node) if not slot.ready}
-        if lost - request.accept_loss_of:
-            return f"slots are not ready: {', '.join(sorted(lost - request.accept_loss_of))}"
+        if lost := _refused(view, judge_all(view, node), request):
+            return f"slots are not ready: {', '.join(sorted(slot.slot for slot in lost))}"
         fed = [
             s.name
             for where, s in view.ours()
@@ -128,14 +129,21 @@ def require_nobody_hidden(view: View) -> None:
             raise not_let_in(node)
 
 
-def require_ready(readiness: tuple[Readiness, ...], request: Request) -> None:
-    """Raise OperatorNeeded (NOT_READY) unless every slot is ready or its loss is accepted."""
-    lost = [
-        slot for slot in readiness if not slot.ready and slot.slot not in request.accept_loss_of
+def _refused(view: View, readiness: Iterable[Readiness], request: Request) -> list[Readiness]:
+    """Return the slots that are not ready, and whose loss is not accepted."""
+    takes = request.accept.takes
+    return [
+        slot
+        for slot in readiness
+        if not slot.ready and not takes(lost_slot(view.system, slot.slot, slot.standby))
     ]
-    if lost:
+
+
+def require_ready(view: View, readiness: tuple[Readiness, ...], request: Request) -> None:
+    """Raise OperatorNeeded (NOT_READY) unless every slot is ready or its loss is accepted."""
+    if lost := _refused(view, readiness, request):
         detail = "; ".join(f"{slot.slot}: {slot.reasons[0]}" for slot in lost)
-        accept = " ".join(f"--accept-loss-of {slot.slot}" for slot in lost)
+        accept = options(lost_slot(view.system, slot.slot, slot.standby) for slot in lost)
         raise OperatorNeeded(
             f"{len(lost)} of {len(readiness)} slots would be lost: {detail}",
             operation=OPERATION,

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import options
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.lsn import format_lsn
 from services.failover.checks.loss import has_received_all, last_contact, losses, slots_not_judged
+from services.failover.model.tokens import lost_wal
 from services.failover.plan.notes import Measured
 
 if TYPE_CHECKING:
@@ -26,18 +28,18 @@ if TYPE_CHECKING:
 def require_no_loss(view: View, request: Request, chosen: Node, operation: str) -> list[str]:
     """Raise OperatorNeeded (NOT_READY) for more loss than was accepted; return the notes."""
     found = losses(view, chosen)
-    accepted = request.accept_data_loss
-    for loss in found:
-        if accepted is None or loss.lacking > accepted:
-            accept = f"--accept-data-loss {loss.lacking}"
-            raise OperatorNeeded(
-                loss.reason,
-                operation=operation,
-                subject=chosen.name,
-                lsn=chosen.received or None,
-                hint=f"{loss.hint}; or lose those commits: {accept}",
-                exit_code=ExitCode.NOT_READY,
-            )
+    tokens = [lost_wal(view.system, chosen, loss.lacking, loss.kind) for loss in found]
+    refused = [n for n, token in enumerate(tokens) if not request.accept.takes(token)]
+    if refused:
+        raise OperatorNeeded(
+            "; ".join(found[n].reason for n in refused),
+            operation=operation,
+            subject=chosen.name,
+            lsn=chosen.received or None,
+            hint=f"{found[refused[0]].hint}; or lose those commits: "
+            + options(tokens[n] for n in refused),
+            exit_code=ExitCode.NOT_READY,
+        )
     lines = [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
     notes: list[str] = [Measured(text, about=f"loss {n}") for n, text in enumerate(lines)]
     notes += [slots_not_judged(view), *_not_judged(view, chosen)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import Acceptance
 from services.failover.plan.steps.fencing import written
 from services.failover.plan.steps.step import Action
 
@@ -25,7 +26,7 @@ _ONCE = frozenset(
 class Request:
     """The operator's request, and facts that this run has learned and no server shows."""
 
-    accept_loss_of: frozenset[str] = frozenset()
+    accept: Acceptance = field(default_factory=Acceptance)
     target: str = ""
     """The standby that is to be the primary; "": the best."""
     rejoin: frozenset[str] = frozenset()
@@ -34,10 +35,6 @@ class Request:
     """A primary that is alive, or may be, is fenced instead of being a reason to refuse."""
     copies: bool = False
     """A node that pg_rewind can't make a standby again may be replaced by a base backup."""
-    accept_data_loss: int | None = None
-    """How many bytes of WAL that the candidate may lack may be lost; None: none."""
-    old_primary_is_off: bool = False
-    """The operator vouches that a primary that gives no answer is off, and not only cut off."""
     given_up: frozenset[str] = frozenset()
     """`subscriber/subscription` of what could not be changed in this run, and is left as it is."""
     begun_on: int = 0
@@ -55,8 +52,6 @@ class Request:
     stopped: frozenset[str] = frozenset()
     """The nodes that this run has stopped."""
     lag_bytes_max: int = 16 * 2**20
-    no_newer_primary: bool = False
-    """Somebody vouches that no node without an answer was promoted after the present primary."""
     synchronous_standbys: int = 0
     marked: frozenset[str] = frozenset()
     """`subscriber/subscription` of what this run itself has disabled: whom it leads it to."""

@@ -106,11 +106,8 @@ def intent_of(request: Request, view: View) -> dict[str, Any]:
     return {
         "target": request.target,
         "rejoin": sorted(request.rejoin),
-        "accept_loss_of": sorted(request.accept_loss_of),
-        "accept_data_loss": request.accept_data_loss,
-        "old_primary_is_off": request.old_primary_is_off,
+        "accept": " ".join(sorted(map(str, request.accept.tokens))),
         "require_subscribers": request.require_subscribers,
-        "no_newer_primary": request.no_newer_primary,
         "system": states[0].server.system_identifier if states else "",
         "timeline": max(
             (node.state.server.timeline for node in view.nodes if node.leading and node.state),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import options
 from schemas.errors import ExitCode, OperatorNeeded
 from services.failover.checks.blockers import Blocker
 from services.failover.checks.half_moved import (
-    VOUCH,
     Doubt,
     branch_of,
     doubt_of,
@@ -17,11 +17,13 @@ from services.failover.checks.half_moved import (
     suspect,
 )
 from services.failover.model.destination import named
+from services.failover.model.tokens import not_promoted
 from services.failover.model.view import Reach
 from services.failover.plan.request import OPERATION, Request
 from services.failover.plan.steps.step import OF_SUBSCRIBERS
 
 if TYPE_CHECKING:
+    from schemas.acceptance import Token
     from services.failover.model.subscription import Subscription
     from services.failover.model.view import Node, Subscriber, View
     from services.failover.plan.steps.step import Step
@@ -53,7 +55,7 @@ def require_unpromoted(view: View, request: Request, old: Node) -> None:
             subject=node.name,
             hint=f"let {node.name} answer, then slotfailover resume --rollback, or slotfailover "
             f"resume if it is the primary by now; or make sure that {node.name} never runs again, "
-            "take it out of failover.nodes, and run this again with --no-newer-primary",
+            "take it out of failover.nodes, and run this again: it prints the token for that",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
 
@@ -107,7 +109,8 @@ def newer_perhaps(view: View, request: Request, node: Node, primary: Node) -> Bl
             return Blocker(node.name, doubt.reason, doubt.hint, ExitCode.SPLIT_BRAIN)
     ordered = "" if request.promoted == primary.name else _last_ordered(view, primary)
     found = suspect(view, node.name, primary)
-    if ordered != node.name or found is None or request.no_newer_primary:
+    token = not_promoted(view.system, node.name, view.promoted_from)
+    if ordered != node.name or found is None or request.accept.takes(token):
         return None
     return Blocker(
         node.name,
@@ -115,7 +118,7 @@ def newer_perhaps(view: View, request: Request, node: Node, primary: Node) -> Bl
         f"{primary.name} on timeline {primary.known_state.server.timeline} does not descend from "
         f"that promotion, as far as is known, and {found.reason}",
         f"{found.remedy}; if {node.name} has not become a primary by that order, say so to the "
-        f"command: {VOUCH}",
+        f"command: {options([token])}",
         ExitCode.SPLIT_BRAIN,
     )
 
@@ -152,7 +155,12 @@ def _behind(view: View, request: Request, node: Node) -> list[Doubt]:
 
 def _open(view: View, request: Request, node: Node) -> list[Doubt]:
     """Return the doubts about a primary for which nobody has vouched."""
-    return [] if request.no_newer_primary else doubts(view, node)
+    return [doubt for doubt in doubts(view, node) if not _vouched(request, doubt)]
+
+
+def _vouched(request: Request, doubt: Doubt) -> bool:
+    """Tell whether an operator vouches that none of the doubt's suspects was promoted."""
+    return all([request.accept.takes(one) for one in doubt.tokens])  # noqa: C419 - each is used
 
 
 def _refusal(what: str, node: Node, found: list[Doubt]) -> OperatorNeeded:
@@ -172,27 +180,36 @@ def doubt_now(
 
     What this run itself has marked is known to it: it gave no order to promote, or `node` obeyed.
     """
-    if request.no_newer_primary or _own(request, subscriber, subscription, node):
+    if _own(request, subscriber, subscription, node):
         return None
-    return doubt_of(view, subscriber, subscription, node)
+    doubt = doubt_of(view, subscriber, subscription, node)
+    return None if doubt is None or _vouched(request, doubt) else doubt
 
 
-def vouching(view: View, request: Request, step: Step) -> tuple[Node, ...]:
-    """Return the nodes on whose word a step at a subscriber relies.
+def vouching(view: View, request: Request, step: Step) -> dict[str, Token]:
+    """Return the nodes on whose word a step at a subscriber relies, with what replaces their word.
 
     It relies on those of its subscription's own mark, and on those of every mark that tells of a
     newer primary than the step's: else nothing is led to that.
     """
-    if step.action not in OF_SUBSCRIBERS or request.no_newer_primary:
-        return ()
-    node, names = view.node(step.node), set[str]()
+    if step.action not in OF_SUBSCRIBERS:
+        return {}
+    node = view.node(step.node)
+    tokens: dict[str, Token] = {}
     for where, found in view.awaiting():
         if (where.name, found.name) == (step.server, step.subject):
             relies = not _own(request, where, found, node)
         else:
             relies = _holds_up(request, where, found, node)
-        names.update(rivals(view, found, node) if relies else ())
-    return tuple(other for other in view.standbys if other.name in names)
+        if relies and found.disabled_for is not None:
+            for name in rivals(view, found, node):
+                tokens[name] = not_promoted(view.system, name, found.disabled_for)
+    standbys = {other.name for other in view.standbys}
+    return {
+        name: token
+        for name, token in tokens.items()
+        if name in standbys and not request.accept.takes(token)
+    }
 
 
 def _holds_up(
@@ -211,9 +228,9 @@ def _own(request: Request, subscriber: Subscriber, subscription: Subscription, n
 
 
 def vouched(view: View, request: Request, node: Node) -> list[str]:
-    """Return notes on what an operator has vouched for with --no-newer-primary."""
-    found = doubts(view, node) if request.no_newer_primary else []
-    return [f"{doubt.reason}: overridden by {VOUCH}" for doubt in found]
+    """Return notes on what an operator has vouched for."""
+    found = [doubt for doubt in doubts(view, node) if _vouched(request, doubt)]
+    return [f"{doubt.reason}: overridden by {options(doubt.tokens)}" for doubt in found]
 
 
 def require_nobody_ahead(view: View, node: Node) -> None:

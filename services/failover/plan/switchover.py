@@ -23,12 +23,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schemas.acceptance import options
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover.checks.blockers import Blocker, foreign, unreachable
 from services.failover.checks.half_moved import stays_disabled, void_mark
 from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.model.standby_settings import listed
+from services.failover.model.tokens import lost_wal
 from services.failover.model.topology import failover_slots, follows
 from services.failover.model.view import Reach
 from services.failover.plan.completion import complete, detach, resets
@@ -177,7 +179,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     if request.final_lsn is None:
         draft.add(fencing.write_final_marker(old, new))
     final = draft.request.known_final_lsn
-    _require_drainable(request, old, new, final)
+    _require_drainable(view, request, old, new, final)
     waits = request.final_lsn is None or bool(fencing.behind(view, old, new, slots, final))
     if waits:
         draft.add(fencing.drain(old, new, slots, final))
@@ -192,8 +194,8 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
         )
     )
     rest = complete(draft, new.name)
-    lost = [item for item in rest.left if item.slot and item.exit_code is ExitCode.NOT_READY]
-    accept = " ".join(f"--accept-loss-of {item.slot}" for item in lost)
+    lost = [item for item in rest.left if item.token and item.exit_code is ExitCode.NOT_READY]
+    accept = options(item.token for item in lost if item.token)
     remedy = "let its slot be synchronized: ALTER SUBSCRIPTION … SET (failover), while disabled"
     require_nobody_left(lost, f"{remedy}; or accept the loss: {accept}")
     notes = [] if request.target else passed_over(view, new)
@@ -219,7 +221,7 @@ def _target(view: View, request: Request, old: Node) -> Node:
 
 def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
     """Raise if the switchover would fail or lose something, while nothing is changed yet."""
-    require_ready(judge_all(view, new), request)
+    require_ready(view, judge_all(view, new), request)
     require_limits(old, new)
     require_replaying(view, new)
     if not old.known_state.replication.may_fence:
@@ -272,13 +274,16 @@ def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
         )
 
 
-def _require_drainable(request: Request, old: Node, new: Node, final: int) -> None:
+def _require_drainable(view: View, request: Request, old: Node, new: Node, final: int) -> None:
     """Raise OperatorNeeded (NOT_READY) where the last WAL of a fenced primary can't arrive.
 
     Such a run, which begins with a fenced primary, would wait for that WAL in vain.
     """
     lacking = final - new.received
-    if request.final_lsn is not None or old.writable or lacking <= (request.accept_data_loss or 0):
+    if request.final_lsn is not None or old.writable or lacking <= 0:
+        return
+    token = lost_wal(view.system, new, lacking)
+    if request.accept.takes(token):
         return
     if new.known_state.replication.receiver_streaming and follows(new, old):
         return
@@ -289,7 +294,8 @@ def _require_drainable(request: Request, old: Node, new: Node, final: int) -> No
         subject=new.name,
         lsn=final,
         hint=f"let {new.name} stream from {old.name} (read the log of {new.name}), then "
-        f"slotfailover resume; or let {old.name} take writes again: slotfailover resume --rollback",
+        f"slotfailover resume (or lose those commits: {options([token])}); or let {old.name} take "
+        "writes again: slotfailover resume --rollback",
         exit_code=ExitCode.NOT_READY,
     )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from structlog.testing import capture_logs
 
+from schemas.acceptance import Acceptance, Kind, Token
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover.checks.facts import facts_of
 from services.failover.checks.readiness import candidate
@@ -37,10 +38,13 @@ from services.runtime.process import Probes
 from tests.failover.plan.test_resume import Fake, run_of, unanswered
 from tests.failover.plan.test_switchover import actions, pair
 from tests.promises.failover.views import RECEIVED, node, slot, state, subscriber, subscription
+from tests.providers.tokens import Willing, tokens_of
 from tests.providers.waiting import eventually
 
 REPLAYED = 900
-OVERRIDES = Request(no_newer_primary=True)
+TOKEN = "not-promoted:b@7000:1"
+OVERRIDES = Request(Willing(Kind.NOT_PROMOTED))
+BY_TOKEN = Request(Acceptance([Token.parse(TOKEN)]))
 
 
 def third(**said: Any) -> Node:
@@ -94,7 +98,7 @@ def refusal(planner: Any, view: View, request: Request | None = None) -> Operato
         planner(view, request or Request())
     assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
     assert "ENABLE" not in caught.value.hint
-    assert "--no-newer-primary" in caught.value.hint
+    assert all(token.startswith("not-promoted:") for token in tokens_of(caught.value.hint))
     return caught.value
 
 
@@ -108,9 +112,9 @@ def test_no_other_node_is_promoted_while_the_one_that_a_run_may_have_promoted_is
         assert "disabled sub/s1 to lead it to b, once it is the primary" in error.message
         assert "beyond 0/384 of timeline 1" in error.message
         assert "nobody can ask b (no answer)" in error.message
-        plan = planner(known, Request(target="c", no_newer_primary=True))
+        plan = planner(known, replace(BY_TOKEN, target="c"))
         assert actions(plan).index("disable") < actions(plan).index("promote")
-        assert any("overridden by --no-newer-primary" in note for note in plan.notes)
+        assert any(f"overridden by --accept {TOKEN}" in note for note in plan.notes)
 
 
 def test_a_run_that_promotes_another_marks_anew_what_a_killed_one_had_led_elsewhere() -> None:
@@ -341,11 +345,11 @@ def test_readyz_names_what_is_held() -> None:
 def test_who_overrides_the_doubt_is_in_the_journal_and_the_report() -> None:
     view = led(half_moved(trio()), "a", 1, ())
     told = StringIO()
-    begun = Entry("r", 1, "now", "x@y 7", "repoint", BEGIN, intent=intent_of(OVERRIDES, view))
+    begun = Entry("r", 1, "now", "x@y 7", "repoint", BEGIN, intent=intent_of(BY_TOKEN, view))
     output.print_history(Console(file=told, width=200), [begun])
-    assert "repoint by x@y 7: no_newer_primary True" in told.getvalue()
-    (note,) = [n for n in plan_repoint(view, OVERRIDES).notes if "--no-newer-primary" in n]
-    assert "nobody can ask b (no answer): overridden by --no-newer-primary" in note
+    assert f"repoint by x@y 7: accept {TOKEN}" in told.getvalue()
+    (note,) = [n for n in plan_repoint(view, BY_TOKEN).notes if TOKEN in n]
+    assert f"nobody can ask b (no answer): overridden by --accept {TOKEN}" in note
 
 
 def test_after_a_lost_lease_the_next_holder_enables_what_was_disabled(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from schemas.acceptance import Kind
 from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.loss_limit import Sighting
@@ -16,8 +17,9 @@ from services.failover.plan.request import Plan, Request
 from services.failover.plan.steps.step import Action
 from services.failover.plan.switchover import plan_switchover
 from tests.promises.failover.views import PORTS, node, slot, state, subscriber, subscription
+from tests.providers.tokens import Willing
 
-OFF = Request(old_primary_is_off=True)
+OFF = Request(Willing(Kind.IS_OFF))
 NOW = Request()
 
 
@@ -157,7 +159,7 @@ def test_a_silent_former_standby_is_not_a_witness() -> None:
 def test_the_last_primary_that_is_silent_is_not_overridden_by_accepting_losses() -> None:
     seen = Sighting("c", 2, 1000, 3.0, "")
     view = trio(node("a", None), node("b", state()), silent("c"), sighting=seen)
-    assert "c does not answer" in refusal(view, Request(accept_data_loss=0)).message
+    assert "c does not answer" in refusal(view, Request(Willing(lacking=0))).message
 
 
 def test_a_third_node_that_was_a_standby_does_not_veto() -> None:

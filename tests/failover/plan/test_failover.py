@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.acceptance import Kind
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from services.failover.checks.blockers import fault_of
 from services.failover.checks.readiness import candidate, judge_all
@@ -33,10 +34,11 @@ from tests.promises.failover.views import (
     subscription,
     views,
 )
+from tests.providers.tokens import Willing
 
 requests = st.builds(
     Request,
-    st.sets(st.sampled_from((*SLOT_NAMES, "gone"))).map(frozenset),
+    st.sets(st.sampled_from((*SLOT_NAMES, "gone"))).map(lambda slots: Willing(slots=slots)),
     require_subscribers=st.booleans(),
 )
 
@@ -93,7 +95,8 @@ def test_no_plan_promotes_what_would_lose_a_slot_or_split_the_pair(
     assert not view.writable
     assert all(n.reach is not Reach.CLOSED for n in view.nodes)
     lost = {verdict.slot for verdict in judge_all(view, chosen) if not verdict.ready}
-    assert lost <= request.accept_loss_of
+    assert isinstance(request.accept, Willing)
+    assert lost <= request.accept.slots
     assert chosen.received == max(n.received for n in view.standbys)
 
 
@@ -206,7 +209,7 @@ def test_the_standby_with_the_most_wal_is_chosen_even_if_its_slots_refuse_it() -
         (),
     )
     assert refusal(view).exit_code is ExitCode.NOT_READY
-    assert plan_failover(view, Request(frozenset({"s1"}))).new_primary == "b"
+    assert plan_failover(view, Request(Willing(slots={"s1"}))).new_primary == "b"
     same = replace(view, nodes=(*view.nodes[:2], node("c", state(slot("s1"), received=2000))))
     assert plan_failover(same, Request()).new_primary == "c"
 
@@ -255,14 +258,14 @@ def test_a_slot_that_would_be_lost_refuses(changes: dict[str, object], code: Exi
     view = dead_primary(subscriber("sub", subscription("s1")), slots=(slot("s1", **changes),))
     error = refusal(view)
     assert error.exit_code is code
-    assert "--accept-loss-of s1" in error.hint
+    assert "--accept lost-slot:s1:b@" in error.hint
 
 
 def test_a_consumer_ahead_of_the_standby_refuses_and_once_accepted_is_not_fed() -> None:
     ahead = subscription("s1", remote_lsn=1001)
     view = dead_primary(subscriber("sub", ahead), slots=(slot("s1"),))
     assert refusal(view).exit_code is ExitCode.NOT_READY
-    plan = plan_failover(view, Request(frozenset({"s1"})))
+    plan = plan_failover(view, Request(Willing(slots={"s1"})))
     assert actions(plan) == ["disable", "cut", "promote", "repoint", "reconnect"]
     assert any(note.startswith("loss accepted") for note in plan.notes)
 
@@ -279,7 +282,7 @@ def test_a_slot_made_after_the_failover_is_a_gap_that_can_be_accepted() -> None:
     plan = plan_failover(view, Request())
     assert actions(plan) == ["repoint"]
     assert [left.exit_code for left in plan.left] == [ExitCode.WITNESSES_DISAGREE]
-    accepted = plan_failover(view, Request(frozenset({"s1"})))
+    accepted = plan_failover(view, Request(Willing(slots={"s1"})))
     assert actions(accepted) == ["repoint", "enable", "flow"]
 
 
@@ -312,7 +315,7 @@ def test_without_a_position_only_a_slot_of_a_timeline_that_fed_the_subscription_
         history = ((1, RECEIVED),) if timeline > 1 else ()
         new = replace(b.known_state, provenance=Provenance(history=history))
         seen = replace(seen, nodes=(a, replace(b, state=new)))
-        request = Request(frozenset({accepted} - {""}), no_newer_primary=True)
+        request = Request(Willing(Kind.NOT_PROMOTED, slots={accepted}))
         return plan_repoint(seen, request)
 
     assert actions(plan_of(2, synced=True)) == ["repoint", "enable", "flow"]
@@ -324,7 +327,7 @@ def test_without_a_position_only_a_slot_of_a_timeline_that_fed_the_subscription_
     (left,) = plan.left
     assert left.exit_code is ExitCode.WITNESSES_DISAGREE
     assert "it has no position" in left.reason and "the slot s1 on b" in left.reason
-    assert "--accept-loss-of s1" in left.hint and "load its tables anew" in left.hint
+    assert "--accept lost-slot:s1:b@" in left.hint and "load its tables anew" in left.hint
     assert actions(plan_of(2, accepted="s1")) == ["repoint", "enable", "flow"]
     if met is None or met.timeline < 2:
         assert actions(plan_of(1)) == ["repoint", "enable", "flow"]

@@ -34,6 +34,7 @@ from tests.promises.failover.views import (
     subscriber,
     subscription,
 )
+from tests.providers.tokens import Willing
 
 SWITCH = 900
 """Where timeline 2 begins."""
@@ -134,7 +135,7 @@ def test_what_a_standby_feeds_stays_and_is_no_sign_of_a_primary() -> None:
         assert "promote" in actions(plan)
         assert [s.text for s in plan.steps if s.subject == "s2"] == []
         assert [left.subject for left in plan.left if "s2" in left.subject] == []
-    itself = plan_failover(fed_from_c(primary=False), Request(target="c", accept_data_loss=100))
+    itself = plan_failover(fed_from_c(primary=False), Request(Willing(lacking=100), target="c"))
     assert [s.action.value for s in itself.steps if s.subject == "s2"] == []  # there already
     assert any("s2" in s.text for s in itself.steps if s.action is Action.FLOW)
     # A copy feeds nobody: what leads to one was led there while that was the primary.
@@ -179,8 +180,8 @@ def test_a_switchover_gives_no_consumer_up_without_consent() -> None:
     with pytest.raises(OperatorNeeded, match="behind: sub/s2: the slot s2 is not on b") as caught:
         plan_switchover(view, Request())
     assert caught.value.exit_code is ExitCode.NOT_READY
-    assert "--accept-loss-of s2" in caught.value.hint
-    plan = plan_switchover(view, Request(frozenset({"s2"})))
+    assert "--accept lost-slot:s2:b@" in caught.value.hint
+    plan = plan_switchover(view, Request(Willing(slots={"s2"})))
     assert "promote" in actions(plan)
     assert any("loss accepted: sub/s2" in note for note in plan.notes)
 
@@ -248,7 +249,7 @@ def test_no_plan_enables_what_the_judgement_forbids(
     view: View, accepted: frozenset[str], first: str, second: str, cut: int, same_run: bool
 ) -> None:
     """Forward and back, whole, interrupted anywhere, and gone on with by any command."""
-    request = Request(accepted)
+    request = Request(Willing(slots=accepted))
     for name, steps in ((first, cut), (second, 40)):
         for _ in range(steps):
             plan = None
@@ -269,4 +270,4 @@ def test_no_plan_enables_what_the_judgement_forbids(
                     assert (found.remote_lsn or 0) <= (there.state.switch_lsn or RECEIVED)
             view = step.effect(view)
             request = after_step(request, step, view)
-        request = request if same_run else Request(accepted)
+        request = request if same_run else Request(Willing(slots=accepted))

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.acceptance import Kind
 from schemas.errors import OperatorNeeded, Retryable, SetupError
 from services.failover.model.subscription import Subscription
 from services.failover.model.view import Node, NodeState, Reach, View
@@ -17,25 +18,33 @@ from services.failover.plan.resume import Intent, choose
 from services.failover.plan.steps.step import Action
 from tests.promises.failover.views import views
 from tests.promises.failover.weakenings import WEAKENINGS, missing, weaker, well_known
+from tests.providers.tokens import Willing
 
-requests = st.builds(
-    Request,
-    st.sets(st.sampled_from(("s1", "s2", "s3", "s4", "gone"))).map(frozenset),
-    old_primary_is_off=st.booleans(),
-    fence=st.booleans(),
-    require_subscribers=st.booleans(),
-    accept_data_loss=st.sampled_from([None, 0, 10**9]),
-)
+OFF = Kind.IS_OFF
+SLOTS = ("s1", "s2", "s3", "s4", "gone")
 
 
-willing = st.builds(
-    replace,
-    requests,
-    accept_loss_of=st.sampled_from(
-        [frozenset(("s1", "s2", "s3", "s4", "kept", "gone"))] * 3 + [frozenset()]
-    ),
-)
+def _requests(slots: st.SearchStrategy[frozenset[str]]) -> st.SearchStrategy[Request]:
+    kinds = st.sampled_from([(), (OFF,)])
+    bytes_ = st.sampled_from([None, 0, 10**9])
+    accept = st.builds(lambda k, s, n: Willing(*k, slots=s, lacking=n), kinds, slots, bytes_)
+    return st.builds(Request, accept=accept, fence=st.booleans(), require_subscribers=st.booleans())
+
+
+requests = _requests(st.sets(st.sampled_from(SLOTS)).map(frozenset))
+willing = _requests(st.sampled_from([frozenset((*SLOTS, "kept"))] * 3 + [frozenset()]))
 """Who accepts that slots are lost: so that many of these views are promoted in."""
+
+
+def is_off(request: Request) -> bool:
+    assert isinstance(request.accept, Willing)
+    return OFF in request.accept.kinds
+
+
+def losing(request: Request) -> Willing:
+    """What the request accepts, and the loss of any WAL."""
+    assert isinstance(request.accept, Willing)
+    return Willing(*request.accept.kinds, slots=request.accept.slots, lacking=10**9)
 
 
 def _unanswered(node: Node, reach: Reach) -> Node:
@@ -91,12 +100,12 @@ def test_a_weakened_node_never_enables_a_promotion(
         return
     if f"not judged: how much WAL {name} has" in "; ".join(plan.notes):
         # What it has counts as lost while it answers; silent, the plan says that nobody knows.
-        request = replace(request, accept_data_loss=10**9)
+        request = replace(request, accept=losing(request))
     before = promotes(view, replace(request, target=plan.new_primary))
     others = [n for n in view.nodes if n.name != plan.new_primary]
     if any(n.leading or n.reach is Reach.CLOSED for n in others):
         # It fell silent: then somebody has to vouch for that.
-        assert request.old_primary_is_off or request.fence
+        assert is_off(request) or request.fence
     elif name != plan.new_primary and how != "hides its slots":
         assert before is not None
 
@@ -156,7 +165,7 @@ def test_a_standby_that_may_still_receive_is_asked_or_forbids_it(
     asked = {step.server for step in plan.steps if step.action is Action.ASK}
     drained = any(step.action is Action.MARK for step in plan.steps)
     assert drained or asked == {node.name for node in weaker.standbys}
-    assert drained or request.old_primary_is_off or request.fence
+    assert drained or is_off(request) or request.fence
 
 
 @given(views(), requests)
@@ -188,6 +197,6 @@ def test_an_intent_of_another_day_cluster_or_timeline_is_not_taken_up(
     intent = Intent("failover", "b", frozenset("a"), system, timeline, age_s)
     with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
         _, request = choose(view, Request(), intent)
-        assert not request.accept_loss_of
+        assert not request.accept.tokens
         if age_s > 86_400 or system == "9":
             assert not request.rejoin

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from schemas.acceptance import Kind
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.settings import MachineSettings
 from services.failover.execute import perform_step, promotion_order
@@ -34,6 +35,7 @@ from services.failover.watch import loop
 from services.failover.watch.assessment import assess
 from tests.failover.plan.test_switchover import actions, pair
 from tests.promises.failover.views import RECEIVED, node, slot, state, subscriber, subscription
+from tests.providers.tokens import Willing
 
 LEAK = "the prepared transaction x in bank"
 
@@ -279,7 +281,7 @@ def test_of_a_half_moved_subscription_an_unseen_node_may_be_the_newer_primary(
         with pytest.raises(OperatorNeeded, match="a may be an old primary that came back") as seen:
             command(view, Request())
         assert seen.value.exit_code is ExitCode.SPLIT_BRAIN
-    vouched = plan_repoint(view, Request(no_newer_primary=True))
+    vouched = plan_repoint(view, Request(Willing(Kind.NOT_PROMOTED)))
     assert "enable" in actions(vouched)
 
 

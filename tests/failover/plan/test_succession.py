@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from schemas.acceptance import Kind
 from schemas.errors import ExitCode, OperatorNeeded
 from services.failover.checks.facts import facts_of
 from services.failover.checks.registry import run_checks
@@ -35,6 +36,7 @@ from tests.failover.checks.test_half_moved import (
 from tests.failover.plan.test_resume import Fake, run_of, unanswered, with_machine
 from tests.failover.plan.test_switchover import HANDS, actions
 from tests.promises.failover.views import RECEIVED, slot, state, subscription
+from tests.providers.tokens import Willing
 
 if TYPE_CHECKING:
     from services.failover.observe.cluster import Cluster
@@ -84,9 +86,9 @@ def test_a_rejoin_does_not_destroy_what_may_be_the_newer_primary() -> None:
     for view in (old, branch):
         request = Request(rejoin=frozenset("b"))
         assert "nobody can ask b (no answer)" in refusal(plan_rejoin, view, request).message
-        vouched = plan_rejoin(view, replace(request, no_newer_primary=True))
+        vouched = plan_rejoin(view, replace(request, accept=Willing(Kind.NOT_PROMOTED)))
         assert "rejoin" in actions(vouched)
-        assert any("overridden by --no-newer-primary" in note for note in vouched.notes)
+        assert any("overridden by --accept not-promoted:b@" in note for note in vouched.notes)
     again = plan_switchover(branch, Request(target="c", rejoin=frozenset("b")))
     assert "rejoin" not in actions(again)
     assert {left.subject for left in again.left} == {"sub/s1", "b"}
@@ -204,7 +206,7 @@ def test_a_node_that_was_taken_out_of_the_settings_does_not_vouch() -> None:
     )
     with pytest.raises(OperatorNeeded, match="b does not answer as a standby") as caught:
         plan_rollback(fenced, Request())
-    assert "--no-newer-primary" in caught.value.hint
+    assert "take it out of failover.nodes" in caught.value.hint
 
 
 def test_a_mark_that_names_no_node_passes_over_no_silent_one() -> None:
@@ -292,7 +294,7 @@ def test_a_void_mark_does_not_let_its_subscription_be_led_away(
     dead = unanswered(unanswered(marked, "b", Reach.REFUSED), "a", Reach.REFUSED)
     dead = replace(dead, nodes=(*dead.nodes[:2], third(streams=False)))
     dead = commented(dead, marked.ours()[0][1].comment, as_marked=False)
-    plan = plan_failover(dead, Request(target="c", old_primary_is_off=True))
+    plan = plan_failover(dead, Request(Willing(Kind.IS_OFF), target="c"))
     steps = [(step.action, step.subject) for step in plan.steps if step.server == "sub"]
     assert ("repoint", "s1") not in steps
     assert "sub/s1" in [each.subject for each in plan.left]
@@ -327,7 +329,7 @@ def test_a_node_is_not_rebuilt_whatever_became_of_the_mark_that_waits_for_it(
     view = with_machine(unanswered(view, "b", Reach.REFUSED), "b", HANDS)
     error = refusal(plan_rejoin, view, TO_B)
     assert "nobody can ask b (no answer)" in error.message
-    assert "rejoin" in actions(plan_rejoin(view, replace(TO_B, no_newer_primary=True)))
+    assert "rejoin" in actions(plan_rejoin(view, replace(TO_B, accept=Willing(Kind.NOT_PROMOTED))))
     branch = led(view, "c", 2, ((1, RECEIVED),))
     error = refusal(plan_rejoin, with_machine(branch, "b", HANDS), TO_B)
     assert "on a branch that the primary does not descend from, say so" in error.hint
@@ -342,7 +344,9 @@ def test_a_node_that_was_told_to_promote_itself_last_is_not_rebuilt() -> None:
     for view in (ordered, replace(ordered, promoted_from=0), branch):
         error = refusal(plan_rejoin, view, TO_B)
         assert f"an order of {AT} to promote b" in error.message
-        assert "rejoin" in actions(plan_rejoin(view, replace(TO_B, no_newer_primary=True)))
+        assert "rejoin" in actions(
+            plan_rejoin(view, replace(TO_B, accept=Willing(Kind.NOT_PROMOTED)))
+        )
     later = with_machine(led(ordered, "c", 3, ((1, 950), (2, 2000))), "b", HANDS)
     handed_on = replace(ordered, promotions=(("b", AT), ("a", AT)))
     for view in (dead, later, handed_on):
@@ -380,7 +384,7 @@ def test_nothing_is_led_to_an_old_primary_while_the_awaited_standby_has_an_order
     ):
         run.carry_out(fake.view, Request(), plan_repoint)
     assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
-    assert ("--no-newer-primary" in caught.value.hint) is (ordered is None)
+    assert ("--accept not-promoted:b@" in caught.value.hint) is (ordered is None)
     assert [found for _, found in fake.view.ours()] == [first, second]
 
 

@@ -24,6 +24,7 @@ from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.watch.assessment import assess
 from services.postgres.server import SettingValue
 from tests.promises.failover.views import RECEIVED, node, slot, state, subscriber, subscription
+from tests.providers.tokens import Willing
 
 HANDS = MachineSettings(stop="stop {node}", start="start {node}", rejoin="rejoin {node} {primary}")
 
@@ -366,7 +367,7 @@ def test_a_bridge_whose_slot_is_gone_is_told_of_if_it_ever_ran() -> None:
         plan = plan_repoint(view, Request())
         assert [item.subject for item in plan.left] == left
         assert "bridge" not in actions(plan)
-        assert not plan_repoint(view, Request(frozenset({"own"}))).left
+        assert not plan_repoint(view, Request(Willing(slots={"own"}))).left
 
 
 def test_rejoin_refuses_strangers_the_primary_and_pairs_without_one() -> None:

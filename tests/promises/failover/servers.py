@@ -18,6 +18,7 @@ from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.roles import make_roles, make_subscriber_role
 from tests.providers.slots import await_ready
+from tests.providers.tokens import tokens_of
 from tests.providers.waiting import eventually, patient, patient_ms
 
 AS_ROLES = os.environ.get("AS_ROLES", "") not in ("", "0")
@@ -101,6 +102,25 @@ def _roles_of(trio: Trio) -> str:
             known = f"SELECT count(*) FROM pg_roles WHERE rolname = '{role}'"
             eventually(lambda s=server, q=known: ask(s, q) == 1, what="the role is there")  # type: ignore[misc]
     return role
+
+
+def accepting(ran: Ran) -> list[str]:
+    """The options that accept what a refusal names, as its hint prints them."""
+    tokens = tokens_of(ran.err)
+    assert tokens, ran.err
+    return [word for token in tokens for word in ("--accept", token)]
+
+
+def word_of(server: Server, *names: str) -> list[str]:
+    """The options that say of these nodes of the server's cluster that they are off."""
+    system = ask(server, "SELECT system_identifier::text FROM pg_control_system()")
+    return [word for name in names for word in ("--accept", f"is-off:{name}:{system}")]
+
+
+def losing(server: Server, slot: str, node: str) -> list[str]:
+    """The option that accepts the loss of a slot on that node of the server's cluster."""
+    system = ask(server, "SELECT system_identifier::text FROM pg_control_system()")
+    return ["--accept", f"lost-slot:{slot}:{node}@{system}"]
 
 
 def slotfailover(*arguments: str | Path) -> Ran:

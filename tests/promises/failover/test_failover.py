@@ -24,6 +24,7 @@ from tests.promises.failover.servers import (
 from tests.providers.databases import connect
 from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
+from tests.providers.tokens import token_of
 from tests.providers.waiting import eventually, patient
 
 BENCH = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
@@ -123,9 +124,10 @@ def test_a_slot_that_is_not_ready_refuses_until_its_loss_is_accepted(
     refused = slotfailover("failover", "--config", config, "--yes", "--json")
     assert refused.code == 34
     assert "1 of 2 slots would be lost: s2: b does not have the slot" in refused.json["error"]
-    assert "--accept-loss-of s2" in refused.json["hint"]
+    token = token_of(refused.json["hint"])
+    assert token.startswith("lost-slot:s2:b@")
     assert ask(trio.subscriber, "SELECT bool_and(subenabled) FROM pg_subscription")
-    ran = slotfailover("failover", "--config", config, "--yes", "--json", "--accept-loss-of", "s2")
+    ran = slotfailover("failover", "--config", config, "--yes", "--json", "--accept", token)
     assert ran.code == 0, ran.err
     assert "loss accepted: sub/s2" in ran.json["notes"][0]
     enabled = "SELECT array_agg(subname::text ORDER BY 1) FROM pg_subscription WHERE subenabled"
@@ -141,7 +143,8 @@ def test_a_slot_that_is_not_ready_refuses_until_its_loss_is_accepted(
     (left,) = held.json["left"]
     assert (left["subject"], "it has no position" in left["reason"]) == ("sub/s2", True), left
     assert ask(trio.subscriber, enabled) == ["s1"]
-    taken = slotfailover("repoint", "--config", config, "--yes", "--accept-loss-of", "s2")
+    assert token_of(left["hint"]) == token
+    taken = slotfailover("repoint", "--config", config, "--yes", "--accept", token)
     assert taken.code == 0, taken.err
     assert ask(trio.subscriber, enabled) == ["s1", "s2"]
 

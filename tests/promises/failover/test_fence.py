@@ -180,7 +180,7 @@ def test_names_of_no_node_and_no_slot_and_a_target_that_is_not_the_outcome(
     config = configuration(tmp_path, trio)
     for options, code, says in (
         (("failover", "--to", "x"), 2, "x is not a node"),
-        (("failover", "--accept-loss-of", "s11"), 2, "there is no slot s11"),
+        (("failover", "--accept", "lost-slot:s11"), 2, "is not a token"),
         (("switchover",), 2, "the new primary is not named"),
     ):
         ran = slotfailover(*options, "--config", config, "--yes")

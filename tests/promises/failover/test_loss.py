@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from schemas.acceptance import Kind
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.settings import FailoverSettings
 from services.failover.checks.loss import lacking, last_contact, losses
@@ -30,13 +31,21 @@ from services.failover.plan.request import Request
 from services.failover.plan.resume import Intent
 from services.testbed.postgres import PostgresServer
 from tests.conftest import NewPair
-from tests.promises.failover.servers import ask, configuration, slotfailover, subscribe, tell, write
+from tests.promises.failover.servers import (
+    accepting,
+    ask,
+    configuration,
+    losing,
+    slotfailover,
+    subscribe,
+    tell,
+    write,
+)
 from tests.promises.failover.views import PORTS, node, slot, state
+from tests.providers.tokens import Willing, token_of
 from tests.providers.waiting import eventually
 
-OFF: dict[str, Any] = (
-    {"old_primary_is_off": True} if hasattr(Request(), "old_primary_is_off") else {}
-)
+OFF = Kind.IS_OFF
 
 
 def standby(name: str, received: int, timeline: int = 1, application: str = "") -> Node:
@@ -56,15 +65,15 @@ def view(
     return View((node("a", None), *nodes), (), sighting=seen, loss_limit=LossLimit(100))
 
 
-def refusal(seen: View, request: Request = Request()) -> OperatorNeeded:  # noqa: B008 - it is frozen
+def refusal(seen: View, target: str = "", lacking: int | None = None) -> OperatorNeeded:
     with pytest.raises(OperatorNeeded) as refused:
-        plan_failover(seen, replace(request, **OFF))
+        plan_failover(seen, Request(Willing(OFF, lacking=lacking), target=target))
     assert refused.value.exit_code is ExitCode.NOT_READY
     return refused.value
 
 
-def planned(seen: View, **wanted: Any) -> str:
-    request = replace(Request(), **{**wanted, **OFF})
+def planned(seen: View, target: str = "", **accepted: Any) -> str:
+    request = Request(Willing(OFF, **accepted), target=target)
     return "; ".join(plan_failover(seen, request).notes)
 
 
@@ -73,7 +82,7 @@ def test_an_older_timeline_with_more_wal_is_not_promoted() -> None:
     chosen = candidate(seen)
     assert chosen is not None
     assert chosen.name == "b"
-    refused = refusal(seen, Request(target="c"))
+    refused = refusal(seen, "c")
     assert "c is on timeline 1, b on 2" in refused.message
 
 
@@ -90,11 +99,11 @@ def test_a_standby_that_was_promoted_beside_a_living_primary_is_not_the_newest()
     assert chosen.name == "b"
     refused = refusal(view(standby("b", 1000), apart, lsn=1000))
     assert "b lacks the commits of timeline 2" in refused.message
-    assert "--accept-data-loss 600" in refused.hint
+    assert "--accept lost-wal:b@7000:0/3E8+600" in refused.hint
     for alone in (view(apart, lsn=1000), view(standby("b", 1000), apart)):
         refused = refusal(alone)
         assert "c left timeline 1 at 0/258" in refused.message
-        assert "--accept-data-loss 400" in refused.hint
+        assert token_of(refused.hint).endswith("+400")
         met = replace(alone, milestones=(("the journal", Milestone("7000", 2, 600)),))
         planned(met)
     planned(view(apart, lsn=600))
@@ -114,18 +123,18 @@ def branch(name: str, left: int, received: int) -> Node:
 
 def test_a_target_behind_another_standby_is_refused_by_the_bytes() -> None:
     seen = view(standby("b", 1000), standby("c", 1064))
-    refused = refusal(seen, Request(target="b"))
+    refused = refusal(seen, "b")
     assert "b lacks 64 bytes of WAL that c has" in refused.message
-    assert "--accept-data-loss 64" in refused.hint
-    refusal(seen, Request(target="b", accept_data_loss=63))
-    assert "loss accepted" in planned(seen, target="b", accept_data_loss=64)
+    assert "--accept lost-wal:b@7000:0/3E8+64" in refused.hint
+    refusal(seen, "b", 63)
+    assert "loss accepted" in planned(seen, target="b", lacking=64)
 
 
 def test_the_last_known_position_limits_what_may_be_lost() -> None:
     assert "commits that may be lost: 100 bytes" in planned(view(standby("b", 1000), lsn=1100))
     refused = refusal(view(standby("b", 1000), lsn=1101))
     assert "b lacks 101 bytes of WAL that the primary had" in refused.message
-    assert "loss accepted" in planned(view(standby("b", 1000), lsn=1101), accept_data_loss=101)
+    assert "loss accepted" in planned(view(standby("b", 1000), lsn=1101), lacking=101)
     notes = planned(view(standby("b", 1000), lsn=1000))
     assert "commits that may be lost: 0 bytes" in notes
     assert "last contact with a 4 s ago" in notes
@@ -142,9 +151,8 @@ def test_a_slot_that_only_the_last_primary_had_is_not_lost_in_silence() -> None:
         each = replace(b, state=replace(b.state, slots=copies))
         refused = refusal(view(each, lsn=1000, slots=had))
         assert "1 of 2 slots would be lost: reports: " in refused.message
-        assert "--accept-loss-of reports" in refused.hint
-        accepted = frozenset({"reports"})
-        notes = planned(view(each, lsn=1000, slots=had), accept_loss_of=accepted)
+        assert "--accept lost-slot:reports:b@7000" in refused.hint
+        notes = planned(view(each, lsn=1000, slots=had), slots={"reports"})
         assert "not judged: failover slots that were made on a after the last contact" in notes
         (finding,) = judge_all(view(each, lsn=1000, slots=had), each)[1].reasons
         assert finding.wrong
@@ -205,7 +213,7 @@ def test_too_few_synchronous_standbys_answer(synchronous: str, refused: bool) ->
         planned(seen)
         return
     assert "the silent ones may have commits" in refusal(seen).message
-    assert "loss accepted" in planned(seen, accept_data_loss=0)
+    assert "loss accepted" in planned(seen, lacking=0)
 
 
 def test_a_standby_that_still_replays_its_own_wal_does_not_count_for_the_quorum() -> None:
@@ -413,10 +421,10 @@ def test_a_standby_that_lags_is_seen_and_not_promoted(new_pair: NewPair, tmp_pat
     assert (lag["severity"], checked["ready"]) == ("critical", False)
     assert "bytes of WAL" in lag["what"]
     trio.primary.kill()
-    ran = slotfailover("failover", "--config", config, "--yes", "--accept-loss-of", "s1")
+    ran = slotfailover("failover", "--config", config, "--yes", *losing(trio.standby, "s1", "b"))
     assert ran.code == 34, ran.err
     assert "bytes of WAL that the primary had" in ran.err
-    assert "--accept-data-loss" in ran.err
+    assert "--accept lost-wal:b@" in ran.err
     assert ask(trio.standby, "SELECT pg_is_in_recovery()") is True
     assert conninfo
 
@@ -445,7 +453,7 @@ def test_a_slot_that_was_not_synchronized_yet_is_lost_only_by_consent(
         ran = slotfailover("failover", "--config", config, *how)
         assert ran.code == 34, ran.err
         assert "reports: b does not have the slot" in ran.err
-        assert "--accept-loss-of reports" in ran.err
+        assert "--accept lost-slot:reports:b@" in ran.err
     assert ask(trio.standby, "SELECT pg_is_in_recovery()") is True
-    ran = slotfailover("failover", "--config", config, "--yes", "--accept-loss-of", "reports")
+    ran = slotfailover("failover", "--config", config, "--yes", *accepting(ran))
     assert ran.code == 0, ran.err

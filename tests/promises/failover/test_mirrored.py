@@ -18,13 +18,16 @@ from tests.promises.failover.check.examining import set_on
 from tests.promises.failover.conftest import NewTrio, end, machines
 from tests.promises.failover.servers import (
     Ran,
+    accepting,
     ask,
     await_equal,
     configuration,
+    losing,
     rows,
     slotfailover,
     subscribe,
     tell,
+    word_of,
     write,
 )
 from tests.promises.failover.third import third_standby
@@ -33,7 +36,7 @@ from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
 RECEIVERS = "SELECT count(*) FROM pg_stat_wal_receiver"
-BY_BYTES = re.compile(r"--accept-data-loss (\d+)")
+BY_BYTES = re.compile(r"--accept lost-wal:b@\d+:[0-9A-F/]+[+]\d+")
 
 
 @dataclass
@@ -133,9 +136,8 @@ def test_timeline_fork_3node_auto_detect(three: Three) -> None:
     other = three.order("failover", "--to", "c")
     assert (other.code, three.primaries()) == (34, []), other.err
     assert "c left timeline 1 at " in other.err
-    named = BY_BYTES.search(refused.err)
-    assert named is not None, refused.err
-    ran = three.order("failover", "--accept-data-loss", named[1])
+    assert BY_BYTES.search(refused.err), refused.err
+    ran = three.order("failover", *accepting(refused))
     assert three.primaries() == ["b"], ran.err
     assert rows(b, three.trio.dbname) == acknowledged
     write(b, three.trio.dbname, 301)
@@ -155,7 +157,7 @@ def test_guard_data_loss(three: Three) -> None:
         assert (refused.code, three.primaries()) == (34, []), refused.err
         assert "the silent ones may have commits" in refused.err
     set_on(c, log_min_messages="warning")  # no node is left that could not be changed
-    ran = three.order("failover", "--accept-data-loss", "0", "--old-primary-is-off")
+    ran = three.order("failover", *accepting(refused), *word_of(c, "a", "b"))
     assert three.primaries() == ["c"], ran.err
     write(c, three.trio.dbname, 301)
     await_equal(three.trio, c)
@@ -177,7 +179,7 @@ def test_fast_forward(three: Three) -> None:
     await_equal(three.trio, a)
     three.order("status")
     a.kill()
-    words = ("failover", "--to", "c", "--accept-loss-of", "s1")
+    words = ("failover", "--to", "c", *losing(b, "s1", "c"))
     refused = three.order(*words)
     assert (refused.code, three.primaries()) == (34, []), refused.err
     assert re.search(r"c lacks \d+ bytes of WAL that b has", refused.err), refused.err
@@ -195,7 +197,7 @@ def test_fast_forward(three: Three) -> None:
 
 @pytest.mark.long
 def test_fast_forward_whose_source_dies(three: Three) -> None:
-    a, b, _ = three.nodes.values()
+    a, b, c = three.nodes.values()
     set_on(a, synchronized_standby_slots="'standby_1'")
     set_on(a, synchronous_standby_names="standby_1")
     three.disconnect("c")
@@ -205,9 +207,9 @@ def test_fast_forward_whose_source_dies(three: Three) -> None:
     three.order("status")
     b.kill()
     a.kill()
-    refused = three.order("failover", "--accept-loss-of", "s1")
+    refused = three.order("failover", *losing(c, "s1", "c"))
     assert (refused.code, three.primaries()) == (34, []), refused.err
-    assert BY_BYTES.search(refused.err), refused.err
+    assert "--accept lost-wal:c@" in refused.err, refused.err
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from tests.promises.failover.conftest import NewTrio, machines
 from tests.promises.failover.frozen_server import frozen
 from tests.promises.failover.servers import (
     Ran,
+    accepting,
     ask,
     await_equal,
     configuration,
@@ -24,14 +25,14 @@ from tests.promises.failover.servers import (
     slotfailover_process,
     subscribe,
     tell,
+    word_of,
     write,
 )
 from tests.providers.databases import connect
 from tests.providers.interface import Trio
 from tests.providers.proxy import Proxy
+from tests.providers.tokens import token_of
 from tests.providers.waiting import eventually, patient, patient_ms
-
-ON_WORD = "--old-primary-is-off"
 
 
 def assert_untouched(trio: Trio) -> None:
@@ -52,7 +53,7 @@ def test_a_frozen_primary_is_not_replaced(
     config = configuration(tmp_path, trio, connect_timeout_s=round(patient(1.3)))
     with connect(trio.primary, trio.dbname) as session:
         with frozen(trio.primary, wholly=wholly):  # type: ignore[arg-type]
-            for options in ((), (ON_WORD,)):
+            for options in ([], word_of(trio.standby, "a")):
                 ran = slotfailover("failover", "--config", config, "--yes", *options)
                 assert ran.code == 35, ran.err
                 assert "its socket accepts connections" in ran.err
@@ -88,7 +89,7 @@ def test_a_primary_that_only_we_can_not_reach_is_not_replaced(
             write(trio.primary, trio.dbname, 1 + 100 * int(ask(trio.primary, _COUNT, trio.dbname)))
     finally:
         resetting.close()
-    told = slotfailover("failover", "--config", config, "--yes", ON_WORD)
+    told = slotfailover("failover", "--config", config, "--yes", *word_of(trio.standby, "a"))
     assert (told.code, "b has just connected anew" in told.err) == (35, True), told.err
     assert_untouched(trio)
     await_equal(trio, trio.primary)
@@ -117,10 +118,15 @@ def test_an_unreachable_primary_needs_the_operators_word_or_a_fence(
     unfenced = settings("")
     trio.primary.kill()
     refused = slotfailover("failover", "--config", unfenced, "--yes")
-    assert (refused.code, ON_WORD in refused.err) == (35, True), refused.err
+    word = accepting(refused)
+    assert (refused.code, word) == (35, word_of(trio.standby, "a")), refused.err
+    plan = slotfailover("failover", "--config", unfenced, "--dry-run", *word)
+    assert (plan.code, "counts as off: an operator says so" in plan.out) == (0, True), plan.err
+    another = slotfailover("failover", "--config", unfenced, "--dry-run", "--accept", f"{word[1]}1")
+    assert (another.code, "not used" in another.err) == (35, True), another.err
     failed = slotfailover("failover", "--config", settings(fails), "--yes", "--fence")
     assert (failed.code, "ended with 3" in failed.err) == (25, True), failed.err
-    assert f"slotfailover failover {ON_WORD}" in failed.err
+    assert "run slotfailover failover without --fence" in failed.err
     assert ask(trio.standby, "SELECT pg_is_in_recovery()")
     works = f"touch {shlex.quote(str(tmp_path / 'shot'))}"
     ran = slotfailover("failover", "--config", settings(works), "--yes", "--fence")
@@ -264,10 +270,11 @@ def test_a_loss_is_accepted_in_bytes(new_pair: NewPair, tmp_path: Path) -> None:
     eventually(lambda: ask(trio.standby, silent), what="the standby receives nothing")
     write(trio.primary, trio.dbname, 1, 1000)
     command = ("failover", "--config", config, "--yes", "--fence")
-    lacking = _bytes(slotfailover(*command))
-    too_few = slotfailover(*command, "--accept-data-loss", str(lacking - 1))
-    assert too_few.code == 34, too_few.err
-    ran = slotfailover(*command, "--accept-data-loss", str(lacking + 2**24))
+    refused = slotfailover(*command)
+    lacking, token = _bytes(refused), token_of(refused.err).rpartition("+")[0]
+    too_few = slotfailover(*command, "--accept", f"{token}+{lacking - 1}")
+    assert (too_few.code, "not used" in too_few.err) == (34, True), too_few.err
+    ran = slotfailover(*command, "--accept", f"{token}+{lacking + 2**24}")
     assert ran.code == 1, ran.err
     assert "loss accepted: " in ran.out
     assert "bytes of WAL of a" in ran.out
@@ -352,7 +359,7 @@ def test_a_server_whose_process_we_do_not_see_is_not_off(
     apart = f"import ctypes, os; {_NEW_PIDS}; os.fork() and os._exit(os.wait()[1] >> 8);"
     for ran in (fail_over(os_user="nobody"), fail_over(apart)) if root else ():
         assert ran.code == 25, ran.out + ran.err
-        assert ON_WORD in ran.err
+        assert "run slotfailover failover without --fence" in ran.err
         assert ask(trio.standby, "SELECT pg_is_in_recovery()")
     write(trio.primary, trio.dbname, 101)
     if root:
@@ -371,4 +378,4 @@ _NEW_PIDS = "ctypes.CDLL(None).unshare(0x20000000)"
 def _bytes(ran: Ran) -> int:
     """How much would be lost, as a refusal says."""
     assert "bytes of WAL that a has" in ran.err, ran.err
-    return int(ran.err.partition("--accept-data-loss ")[2].split()[0].rstrip(","))
+    return int(token_of(ran.err).rpartition("+")[2])

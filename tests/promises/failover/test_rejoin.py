@@ -14,6 +14,7 @@ from services.testbed.postgres import PostgresServer
 from tests.promises.failover.check.examining import set_on
 from tests.promises.failover.conftest import NewTrio, end, machines
 from tests.promises.failover.servers import (
+    accepting,
     ask,
     await_equal,
     configuration,
@@ -144,10 +145,11 @@ def test_three_nodes_the_others_follow_and_the_best_is_chosen(
         hba.write_text("host all all all reject\n")
         tell(third, "SELECT pg_reload_conf()")
         eventually(lambda: not _lets_in(third), what="c lets nobody in")
-        accepting = ("failover", "--dry-run", "--accept-data-loss", "0")
-        unknown = slotfailover(*accepting, "--config", elsewhere)
+        planning = ("failover", "--dry-run")
+        unknown = slotfailover(*planning, "--config", elsewhere)
         assert (unknown.code, "c listens on its port" in unknown.err) == (35, True), unknown.err
-        known = slotfailover(*accepting, "--config", config)
+        losing = accepting(slotfailover(*planning, "--config", config))
+        known = slotfailover(*planning, "--config", config, *losing)
         assert (known.code, "not judged: c does not answer" in known.out) == (0, True), known.err
         hba.write_text(admits)
         third.run_tool("pg_ctl", ["reload", "-D", third.data])

@@ -5,7 +5,14 @@ from pathlib import Path
 
 from services.failover.observe.client_sessions import COMMAND_LOCK as KEY
 from tests.conftest import NewPair
-from tests.promises.failover.servers import ask, configuration, slotfailover, subscribe, tell
+from tests.promises.failover.servers import (
+    ask,
+    configuration,
+    slotfailover,
+    subscribe,
+    tell,
+    word_of,
+)
 from tests.providers.databases import connect
 from tests.providers.waiting import eventually
 
@@ -31,7 +38,7 @@ def test_status_says_who_leads_who_lags_and_what_is_unfinished(
     assert "ready" in lines[3]
     assert "none unfinished" in lines[4]
     assert lines[5].endswith("free")
-    planned = slotfailover("plan", "--config", config, "--fence", "--accept-data-loss", "0")
+    planned = slotfailover("plan", "--config", config, "--fence")
     assert (planned.code, "fence writes on a" in planned.out) == (0, True), planned.err
     tell(trio.standby, "SELECT pg_wal_replay_pause()")
     paused = "SELECT pg_get_wal_replay_pause_state() <> 'not paused'"
@@ -51,7 +58,7 @@ def test_status_says_who_leads_who_lags_and_what_is_unfinished(
     assert "was the primary" in dead.out
     assert "commits that may be lost: " in dead.out
     assert "last contact with a " in dead.out
-    slotfailover("failover", "--config", config, "--yes", "--old-primary-is-off")
+    slotfailover("failover", "--config", config, "--yes", *word_of(trio.standby, "a"))
     slotfailover("failover", "--config", config, "--yes")
     after = slotfailover("status", "--config", config, "--json").json
     assert after["primary"] == "b"

@@ -49,7 +49,7 @@ def test_nodes_without_commands_that_end_them(sound: Examiner, tmp_path: Path) -
     found = half.expect("fence-command", "stop-command")
     assert [f["subject"] for f in found["fence-command"]] == ["b"]
     assert [f["subject"] for f in found["stop-command"]] == ["a", "b"]
-    assert "--old-primary-is-off" in found["fence-command"][0]["consequence"]
+    assert "(--accept)" in found["fence-command"][0]["consequence"]
     managed = examiner_of(sound.trio, tmp_path, machines={}, managed_by="patroni")
     managed.expect()
 

@@ -8,7 +8,7 @@ import sys
 from services.testbed.ports import free_port
 from tests.promises.failover.frozen_server import frozen
 from tests.promises.failover.rounds.rig import PATIENCE_S, PROMOTED, REFUSED, Rig, Round
-from tests.promises.failover.servers import COMMAND
+from tests.promises.failover.servers import COMMAND, word_of
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually, patient
 
@@ -26,7 +26,8 @@ def cut_off(rig: Rig) -> Round:
     else:  # nodes are named themselves else: a proxy takes connections for a server that is down
         refused = {name: rig.servers[name].conninfo(port=proxy.port)}
         (proxy.cut if what == "reset" else proxy.stall)()
-    orders = [["failover"], ["failover", "--old-primary-is-off"], ["resume"]]
+    word = word_of(rig.servers[rig.other(name)], name)
+    orders = [["failover"], ["failover", *word], ["resume"]]
     codes = [rig.order(*order, **refused).code for order in orders]
     proxy.close()
     assert codes[:2] == [REFUSED, REFUSED], (what, codes)
@@ -43,7 +44,8 @@ def freeze(rig: Rig) -> Round:
     server = rig.servers[name]
     wholly, shot = rig.dice.random() < 0.5, rig.dice.random() < 0.5
     with frozen(server, wholly=wholly):
-        codes = [rig.order("failover").code, rig.order("failover", "--old-primary-is-off").code]
+        word = word_of(rig.servers[rig.other(name)], name)
+        codes = [rig.order("failover").code, rig.order("failover", *word).code]
         assert codes == [REFUSED, REFUSED], codes
         if shot:
             ran = rig.order("failover", "--fence")

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from tests.promises.failover.rounds.history import AcceptedLoss
 from tests.promises.failover.rounds.paths import Paths
 from tests.promises.failover.rounds.rig import PROMOTED, REFUSED, Rig, Round
-from tests.promises.failover.servers import ask, tell
+from tests.promises.failover.servers import ask, tell, word_of
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import patient_ms
 
@@ -41,7 +41,7 @@ FAULTS: dict[str, Callable[[Proxy], None]] = {
 }
 STEP_DEADLINE_MS = patient_ms(2_700)
 """A consumer that is cut off is waited for so long."""
-ACCEPT = "--accept-data-loss"
+ACCEPT = re.compile(r"--accept (lost-wal:\S+?[+])(\d+)")
 MORE_BYTES = 2**22
 """What clients may write after a refusal has named the bytes."""
 ATTEMPTS = 3
@@ -100,7 +100,8 @@ class Partition:
         rig = self._rig
         if whom == "subscriber":
             return [self._given(old, new, "switchover", "--to", new, **cut)]
-        orders = (("failover",), ("failover", "--old-primary-is-off"), ("switchover", "--to", new))
+        word = word_of(rig.servers[new], old)
+        orders = (("failover",), ("failover", *word), ("switchover", "--to", new))
         codes = [self._given(old, new, *order, **cut) for order in orders]
         assert rig.primary == old, codes
         assert codes[:2] == [REFUSED, REFUSED], codes
@@ -116,15 +117,16 @@ class Partition:
         """The standby does not have all, and an operator wants it promoted nevertheless."""
         rig, codes = self._rig, []
         timeline, size = rig.timeline, 0
-        for accepting in ("", "0", "named"):
-            accepted = [ACCEPT, accepting.replace("named", str(size))] if accepting else []
+        accepted: list[str] = []
+        for more in (0, MORE_BYTES, 0):
             ran = rig.order("failover", "--fence", *accepted)
             codes.append(ran.code)
             if ran.code in PROMOTED:
                 break
             assert rig.primary == old, ran.err
-            named = re.search(rf"{ACCEPT} (\d+)", ran.err)
-            size = int(named[1]) + MORE_BYTES if named else 0
+            if named := ACCEPT.search(ran.err):
+                size = int(named[2]) + more
+                accepted = ["--accept", f"{named[1]}{size}"]
         if ran.code in PROMOTED and size:
             branched = ask(rig.servers[rig.primary], BRANCHED)
             rig.accepted.append(AcceptedLoss(timeline, branched, size))
