@@ -23,30 +23,18 @@ _DIGEST_DIGITS: Final = 12
 class Kind(StrEnum):
     """The refusals that a token can accept."""
 
-    DIVERGENCE = "divergence"
-    """Kafka has changes that the database lost."""
-    UNSENT_CHANGES = "unsent-changes"
-    """Another publication or source.origin; changes from before it never come."""
-    LOST_RECORDS = "lost-records"
-    """Kafka has lost committed records."""
-    LOST_NAMES = "lost-names"
-    """Kafka has lost the names of tables of which settings hide something."""
-    ABORTED_RECORDS = "aborted-records"
-    """Kafka has aborted records that it had decided to commit."""
-    OTHER_STORAGE = "other-storage"
-    """The object storage is not the one to which events refer."""
-    OTHER_DATABASE = "other-database"
-    """`slotbridge recover`: the database is another cluster than the events are of."""
-    LOST_SLOT = "lost-slot"
-    """The new primary lacks a slot, or a part of what its consumer needs."""
-    LOST_WAL = "lost-wal"
-    """The new primary lacks known WAL of the old one."""
-    UNKNOWN_WAL = "unknown-wal"
-    """Nobody knows whether the new primary has all acknowledged commits."""
-    IS_OFF = "is-off"
-    """A node that gives no answer is off, and not only cut off."""
-    NOT_PROMOTED = "not-promoted"
-    """A node was not promoted, though a run may have ordered it to."""
+    DIVERGENCE = "divergence"  # Kafka has changes that the database lost
+    UNSENT_CHANGES = "unsent-changes"  # another publication: changes from before it never come
+    LOST_RECORDS = "lost-records"  # Kafka has lost committed records
+    LOST_NAMES = "lost-names"  # Kafka has lost names of tables of which settings hide something
+    ABORTED_RECORDS = "aborted-records"  # Kafka has aborted records that it had decided to commit
+    OTHER_STORAGE = "other-storage"  # the object storage is not the one to which events refer
+    OTHER_DATABASE = "other-database"  # for a repair: the database is another cluster than before
+    LOST_SLOT = "lost-slot"  # the new primary lacks a slot, or a part of what its consumer needs
+    LOST_WAL = "lost-wal"  # the new primary lacks known WAL of the old one
+    UNKNOWN_WAL = "unknown-wal"  # nobody knows whether the new primary has all commits
+    IS_OFF = "is-off"  # a node that gives no answer is off, and not only cut off
+    NOT_PROMOTED = "not-promoted"  # a node was not promoted, though a run may have ordered that
 
 
 _OF_WAL: Final = frozenset({Kind.LOST_WAL, Kind.UNKNOWN_WAL})
@@ -129,6 +117,12 @@ class Acceptance:
         covering = {token for token in self.tokens if refused and token.covers(refused)}
         self.used |= covering
         return bool(covering)
+
+    def only(self, *kinds: Kind) -> "Acceptance":
+        """Return the part with tokens of these kinds; what it uses is used here as well."""
+        part = Acceptance(token for token in self.tokens if token.kind in kinds)
+        part.used = self.used
+        return part
 
     @property
     def unused(self) -> tuple[str, ...]:

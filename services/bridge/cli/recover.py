@@ -71,8 +71,10 @@ def recover(
         primary, topics, check = stack.enter_context(open_stopped(settings, OPERATION))
         failpoints.arm()
         slot = require(settings.source, "source").slot
-        diagnosis = diagnose(check, topics, slot)
-        check.log_tokens()
+        try:
+            diagnosis = diagnose(check, topics, slot)
+        finally:
+            check.log_tokens()
         if not (diagnosis.reason or force):
             typer.echo(_NOTHING, err=json)
             return

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from schemas.acceptance import Acceptance
+from schemas.acceptance import Acceptance, Kind
 from schemas.config_option import AcceptTokens, ConfigFile, acceptance_of
 from schemas.errors import ExitCode, SettingsError, SlotbridgeError
 from schemas.settings import FailoverSettings
@@ -118,6 +118,7 @@ def switchover(
         old = {node.name for node in view.nodes if node.leading and not no_rejoin}
         return plan_switchover, replace(
             request,
+            accept=request.accept.only(Kind.LOST_SLOT, Kind.NOT_PROMOTED),
             target=to,
             rejoin=frozenset(old - {to}),
             require_subscribers=require_subscribers,
@@ -157,7 +158,7 @@ def resume(
             revive=begun is None or begun.command != "failover",
         )
         if rollback:
-            require_nothing_ordered(cluster, [node.name for node in view.standbys])
+            require_nothing_ordered(cluster, dict.fromkeys(node.name for node in view.standbys))
             return undo(view, request)
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
         planner, request = choose(view, request, intent)
@@ -231,11 +232,7 @@ def plan(
     """
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
-        given = replace(
-            request,
-            target=to,
-            fence=fence,
-        )
+        given = replace(request, target=to, fence=fence)
         alive = view.primary
         if is_managed(view.managed_by):
             return plan_repoint, given

@@ -1,7 +1,7 @@
 """The promotion: the waits before it, the order, and the evidence that it was given."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import psycopg
 
@@ -67,19 +67,16 @@ class MayBePromoted(OperatorNeeded):
 
 
 def require_nothing_ordered(
-    cluster: Cluster, standbys: Iterable[str] | Mapping[str, Token], *, known: bool = False
+    cluster: Cluster, standbys: Mapping[str, Token | None], *, known: bool = False
 ) -> None:
     """Raise MayBePromoted (SPLIT_BRAIN) where one of these may be about to be a primary.
 
     With `known`, the caller knows of all orders: what can't be told is then no refusal.
     `standbys`: names, with the token by which somebody vouches that there is none, if any may.
     """
-    for name in standbys:
-        ordered, vouch = promotion_ordered(cluster.nodes[name]), ""
-        if isinstance(standbys, Mapping):
-            vouch = (
-                f"; if nobody has told it so, say that to the command: {options([standbys[name]])}"
-            )
+    for name, token in standbys.items():
+        ordered = promotion_ordered(cluster.nodes[name])
+        accept = f"; or, if nobody has told it so: {options([token])}" if token else ""
         if ordered or (ordered is None and not known):
             what = "has been told to promote itself" if ordered else "may have been told to promote"
             raise MayBePromoted(
@@ -88,7 +85,7 @@ def require_nothing_ordered(
                 subject=name,
                 hint="wait until it is the primary, then slotfailover resume"
                 if ordered
-                else f"connect to {name} as a superuser, who can see it{vouch}",
+                else f"connect to {name} as a superuser, who can see it{accept}",
                 exit_code=ExitCode.SPLIT_BRAIN,
             )
 

@@ -318,7 +318,7 @@ class Run:
             while (plan := plan_rollback(view, self._request)).steps:
                 if plan.steps[0].action in GIVES_WRITES:
                     known = plan.new_primary in self._found_writable
-                    standbys = [node.name for node in view.standbys]
+                    standbys = dict.fromkeys(node.name for node in view.standbys)
                     require_nothing_ordered(self.cluster, standbys, known=known)
                 self._perform(plan.steps[0], view)
                 view = self.cluster.observe()

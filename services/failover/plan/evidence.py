@@ -215,11 +215,8 @@ def to_ask(view: View, request: Request, new: Node) -> list[Node]:
 
     An idle primary is silent for minutes, like one without power: only a new connection shows it.
     """
-    return [
-        standby
-        for standby, above in _streaming(view, request, new)
-        if _vouched(view, above, request)
-    ]
+    streaming = _streaming(view, request, new)
+    return [standby for standby, above in streaming if _vouched(view, above, request)]
 
 
 def _receiving(view: View, request: Request, new: Node) -> list[str]:
@@ -319,16 +316,12 @@ def _fed_by_itself(subscription: Subscription, new: Node) -> bool:
 
 
 def _vouched(view: View, nodes: list[Node], request: Request) -> bool:
-    """Tell whether a person says of one of these nodes that it is off, or a command ended it.
-
-    None of the others answers as a primary then.
-    """
+    """Tell whether none answers as a primary, and a person or a command says that one is off."""
     gone = all(node.state is None or node.standby for node in nodes)
     ended = request.power_fenced | request.stopped
-    named = [
-        n for n in nodes if n.state is None and request.accept.takes(is_off(view.system, n.name))
-    ]
-    return gone and (bool(named) or any(node.name in ended for node in nodes))
+    silent = [is_off(view.system, node.name) for node in nodes if node.state is None]
+    off = [token for token in silent if request.accept.takes(token)]
+    return gone and (bool(off) or any(node.name in ended for node in nodes))
 
 
 def _quiet(age_s: float | None) -> bool:

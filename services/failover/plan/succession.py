@@ -194,22 +194,20 @@ def vouching(view: View, request: Request, step: Step) -> dict[str, Token]:
     """
     if step.action not in OF_SUBSCRIBERS:
         return {}
-    node = view.node(step.node)
+    node, standbys = view.node(step.node), {other.name for other in view.standbys}
     tokens: dict[str, Token] = {}
     for where, found in view.awaiting():
         if (where.name, found.name) == (step.server, step.subject):
             relies = not _own(request, where, found, node)
         else:
             relies = _holds_up(request, where, found, node)
-        if relies and found.disabled_for is not None:
-            for name in rivals(view, found, node):
-                tokens[name] = not_promoted(view.system, name, found.disabled_for)
-    standbys = {other.name for other in view.standbys}
-    return {
-        name: token
-        for name, token in tokens.items()
-        if name in standbys and not request.accept.takes(token)
-    }
+        if not relies or found.disabled_for is None:
+            continue
+        for name in standbys.intersection(rivals(view, found, node)):
+            token = not_promoted(view.system, name, found.disabled_for)
+            if not request.accept.takes(token):
+                tokens[name] = token
+    return tokens
 
 
 def _holds_up(

@@ -282,8 +282,7 @@ def _require_drainable(view: View, request: Request, old: Node, new: Node, final
     lacking = final - new.received
     if request.final_lsn is not None or old.writable or lacking <= 0:
         return
-    token = lost_wal(view.system, new, lacking)
-    if request.accept.takes(token):
+    if request.accept.takes(lost_wal(view.system, new, lacking)):
         return
     if new.known_state.replication.receiver_streaming and follows(new, old):
         return
@@ -294,8 +293,7 @@ def _require_drainable(view: View, request: Request, old: Node, new: Node, final
         subject=new.name,
         lsn=final,
         hint=f"let {new.name} stream from {old.name} (read the log of {new.name}), then "
-        f"slotfailover resume (or lose those commits: {options([token])}); or let {old.name} take "
-        "writes again: slotfailover resume --rollback",
+        f"slotfailover resume; or let {old.name} take writes again: slotfailover resume --rollback",
         exit_code=ExitCode.NOT_READY,
     )
 
