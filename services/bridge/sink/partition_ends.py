@@ -1,9 +1,9 @@
 """Whether Kafka still has the ends of the partitions that the slot has written.
 
 An unclean election, a disk that is lost with the only replica, a volume that was set back: the last
-records of a partition are gone, and nothing else tells of it. So progress records note where each
-partition ended once what was written there was acknowledged, about once a second: at most the last
-second before a crash is not judged. Where a partition has been led anew since, the leader is also
+records of a partition are gone, and nothing else tells of it. So progress records note, about once
+a second, where the acknowledged records of each partition end: at most the last second before a
+crash is not judged. Where a partition has been led anew since, the leader is also
 asked whether it has all of that (`leader_epochs`): at a start, and while the bridge runs. The ids
 of topics are compared too (`topic_ids`): one that was made again has nothing of what was noted.
 
@@ -39,10 +39,8 @@ logger = structlog.get_logger(__name__)
 
 NOTED_EVERY_S: Final = 1.0
 PARTITIONS_MAX: Final = 2000
-"""Of those that were written last: 40 kB a second, 200 kB where each is of another topic.
-
-The partition of `table_names` comes on top: it may be written to once, and never again.
-"""
+"""Of those that were written last, besides that of `table_names`, which may be written to once: 40
+kB a second, 200 kB where each is of another topic."""
 _NAMED_MAX: Final = 5
 _HINT: Final = (
     f"restore the topics, or {RECOVER}; or go on without the lost records, as where somebody has "
@@ -355,8 +353,7 @@ def _topic_of(lost: Loss) -> str:
 
 def _identified(lost: Loss) -> str:
     """Name what is lost, whatever was written there since."""
-    name = name_of(lost.partition) if isinstance(lost, Lost) else lost.topic
-    return f"{name} {lost.noted}"
+    return f"{name_of(lost.partition) if isinstance(lost, Lost) else lost.topic} {lost.noted}"
 
 
 def _described(lost: Loss) -> str:
