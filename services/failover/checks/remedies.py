@@ -8,6 +8,7 @@ from schemas.findings import Order, Remedy
 from services.failover.model import statements
 from services.failover.model.conninfo import MASK
 from services.failover.model.standby_settings import on_command_line
+from services.postgres.identifiers import literal
 
 if TYPE_CHECKING:
     from services.failover.model.conninfo import Conninfo
@@ -70,12 +71,12 @@ def restart_with(node: Node, setting: str, value: str) -> Remedy:
 
 def create_physical_slot(slot: str) -> str:
     """Return the statement that creates a physical slot which reserves WAL at once."""
-    return f"SELECT pg_create_physical_replication_slot({statements.literal(slot)}, true)"
+    return f"SELECT pg_create_physical_replication_slot({literal(slot)}, true)"
 
 
 def drop_slot(slot: str) -> str:
     """Return the statement that drops a slot."""
-    return f"SELECT pg_drop_replication_slot({statements.literal(slot)})"
+    return f"SELECT pg_drop_replication_slot({literal(slot)})"
 
 
 def _obstacle(node: Node, setting: str) -> str:

@@ -13,7 +13,7 @@ from services.failover.model.destination import Destination, mark_in, without_ma
 from services.failover.model.subscription import Subscription
 from services.failover.model.timelines import Milestone, without_milestone
 from services.failover.model.view import FENCE, FENCE_MARK
-from services.postgres.identifiers import identifier
+from services.postgres.identifiers import identifier, literal
 
 PROMOTE = "SELECT pg_promote(false)"
 CHECKPOINT = "CHECKPOINT"
@@ -24,12 +24,6 @@ UNFENCED = (f"ALTER SYSTEM RESET {FENCE_MARK}", f"ALTER SYSTEM RESET {FENCE}", R
 """The mark goes first, and comes last: broken off half-way, no mark stands without a fence."""
 SNAPSHOT = "SELECT pg_log_standby_snapshot()"
 """Lets a new slot's copy become persistent on a standby soon; else it may take 15 s."""
-
-
-def literal(text: str) -> str:
-    """Quote `text` as an SQL string that is right whatever standard_conforming_strings says."""
-    quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
-    return f"E{quoted}" if "\\" in text else quoted
 
 
 def disable(subscription: str, comment: str) -> tuple[str, ...]:

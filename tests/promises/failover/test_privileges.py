@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.failover.model.statements import literal
-from services.postgres.identifiers import identifier
+from services.postgres.identifiers import identifier, literal
 from tests.conftest import NewPair
 from tests.promises.failover.servers import (
     ask,

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from services.failover.model.statements import literal
+from services.postgres.identifiers import literal
 from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
 from tests.promises.failover.check.examining import set_on
