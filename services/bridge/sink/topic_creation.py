@@ -1,11 +1,15 @@
 """Makes a topic, and waits until it can be written to."""
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._metadata import TopicMetadata
+from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
@@ -48,6 +52,24 @@ class TopicCreation:
             self._waiter.pause(_ATTEMPT_S)
         return self._await_leader(topic.topic)
 
+    def make_together(self, topics: Sequence[NewTopic]) -> list[TopicDescription]:
+        """Make topics by one request; return those that have leaders. `make` judges the others."""
+        asked = self._admin.create_topics([*topics], request_timeout=REQUEST_TIMEOUT_S)
+        self._waiter.wait(asked.values(), _ATTEMPT_S)
+        names = [name for name, made in asked.items() if _is_there(made)]
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while names:
+            described = self._admin.describe_topics(
+                TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S
+            )
+            self._waiter.wait(described.values(), _ATTEMPT_S)
+            known = [one.result() for one in described.values() if one.exception() is None]
+            led = [one for one in known if all(part.leader for part in one.partitions)]
+            if len(led) == len(names) or time.monotonic() > deadline:
+                return led
+            self._waiter.pause(_LOOK_S)
+        return []
+
     def _create(self, topic: NewTopic) -> KafkaException | None:
         """Return why it could not be made, if it could not."""
         future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic.topic]
@@ -77,6 +99,36 @@ class TopicCreation:
             subject=name,
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
+
+
+def check_writable(admin: AdminClient, topic: str) -> None:
+    """Raise TopicRefused where the broker says that we may not write to `topic`."""
+    asked = admin.describe_topics(
+        TopicCollection([topic]),
+        include_authorized_operations=True,
+        request_timeout=REQUEST_TIMEOUT_S,
+    )
+    try:
+        allowed = asked[topic].result(REQUEST_TIMEOUT_S + 5).authorized_operations
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise refused_topic(error.args[0], "describe the topic", topic) from error
+        raise kafka_error(error, "describe the topic", topic) from error
+    except TimeoutError as error:
+        late = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        raise kafka_error(late, "describe the topic", topic) from error
+    if allowed is not None and AclOperation.WRITE not in allowed:
+        denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        raise refused_topic(denied, "describe the topic", topic)
+
+
+def _is_there(made: Future[None]) -> bool:
+    """Whether a topic was made, by this request or by another."""
+    error = made.exception()
+    return error is None or (
+        isinstance(error, KafkaException)
+        and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+    )
 
 
 def not_created(error: KafkaException, topic: str) -> SlotbridgeError:

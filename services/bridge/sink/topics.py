@@ -3,14 +3,13 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclOperation
-from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
+from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import SetupError
@@ -37,19 +36,16 @@ from services.bridge.sink.compaction import COMPACT
 from services.bridge.sink.leaders import leaderless, require_leaders
 from services.bridge.sink.offsets import Asked, Partition, answers, ask_ends, in_parts
 from services.bridge.sink.topic_configs import Configs
-from services.bridge.sink.topic_creation import TopicCreation
+from services.bridge.sink.topic_creation import TopicCreation, check_writable
 from services.bridge.sink.topic_requirements import new_config, replication_factor
 from services.kafka.client import (
     Complaints,
     client_options,
-    kafka_error,
     make_client,
     passing,
-    refused_topic,
 )
 from services.kafka.records import (
     READ_DEADLINE_S,
-    REQUEST_TIMEOUT_S,
     TopicReader,
     last_progress,
     parse_record,
@@ -144,6 +140,17 @@ class Topics:
         self._make(self._of_table(topic))
         return self._partitions[topic]
 
+    def make_all(self, topics: Iterable[str], without: Iterable[str] = ()) -> None:
+        """Make those of `topics` that are missing by one request, as far as Kafka lets them.
+
+        `partitions` makes what is still missing then, or tells why it can't be made.
+        """
+        missing = sorted({*topics} - self._partitions.keys() - {*without, ""})
+        if len(missing) > 1:
+            creation = TopicCreation(self.admin, self.waiter)
+            for made in creation.make_together([*map(self._of_table, missing)]):
+                self._add(made.name, made.partitions)
+
     def counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each of `topics` that is known to exist."""
         known = self._partitions
@@ -174,23 +181,7 @@ class Topics:
 
     def check_writable(self, topic: str) -> None:
         """Raise TopicRefused where the broker says that we may not write to `topic`."""
-        asked = self.admin.describe_topics(
-            TopicCollection([topic]),
-            include_authorized_operations=True,
-            request_timeout=REQUEST_TIMEOUT_S,
-        )
-        try:
-            allowed = asked[topic].result(REQUEST_TIMEOUT_S + 5).authorized_operations
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise refused_topic(error.args[0], "describe the topic", topic) from error
-            raise kafka_error(error, "describe the topic", topic) from error
-        except TimeoutError as error:
-            late = KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            raise kafka_error(late, "describe the topic", topic) from error
-        if allowed is not None and AclOperation.WRITE not in allowed:
-            denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-            raise refused_topic(denied, "describe the topic", topic)
+        check_writable(self.admin, topic)
 
     def message_bytes_max(self, *others: str) -> dict[str, int]:
         """Return max.message.bytes of each topic of the prefix and of `others` that we may read."""
@@ -350,7 +341,7 @@ class Topics:
         self.brokers, self.leaderless = len(metadata.brokers), leaderless(metadata)
         for name, topic in metadata.topics.items():
             if topic.error is None:
-                self._learn(name, topic)
+                self._learn(name, topic.partitions.values())
         for name in self._partitions.keys() - metadata.topics.keys():
             del self._partitions[name]
 
@@ -387,11 +378,14 @@ class Topics:
         creation = TopicCreation(self.admin, self.waiter)
         # As many as topics of ours have: a broker is away, which comes again.
         await_broker = topic.replication_factor in self._replicas.values()
-        self._learn(topic.topic, creation.make(topic, await_broker=await_broker))
-        reach("topic made")
-        logger.info("topic is ready", topic=topic.topic, partitions=self._partitions[topic.topic])
+        made = creation.make(topic, await_broker=await_broker)
+        self._add(topic.topic, made.partitions.values())
 
-    def _learn(self, name: str, topic: TopicMetadata) -> None:
-        self._partitions[name] = len(topic.partitions)
-        replicas = [len(one.replicas) for one in topic.partitions.values()]
-        self._replicas[name] = min(replicas, default=0)
+    def _add(self, name: str, partitions: Collection[Any]) -> None:
+        self._learn(name, partitions)
+        reach("topic made")
+        logger.info("topic is ready", topic=name, partitions=self._partitions[name])
+
+    def _learn(self, name: str, partitions: Collection[Any]) -> None:
+        self._partitions[name] = len(partitions)
+        self._replicas[name] = min([len(one.replicas) for one in partitions], default=0)

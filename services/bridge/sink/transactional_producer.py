@@ -157,6 +157,8 @@ class TransactionalProducer:
                 if index > since:
                     self._counts.clear()
             if index < end:
+                if events[index].topic not in self._ready:
+                    self._topics.make_all({e.topic for e in events[index:end]}, self._denied)
                 self._send_one(events[index], NOWHERE if origins is None else origins.of(index))
                 index += 1
 
@@ -273,9 +275,8 @@ class TransactionalProducer:
         """Produce a record; `in_session`: in the session's thread, whose work goes on meanwhile."""
         deadline = 0.0
         self._touched.add(event.topic)
-        extra: Any = (
-            {"on_delivery": partial(self._delivered, event, origin)} if self._careful else {}
-        )
+        delivered = partial(self._delivered, event, origin)
+        extra: Any = {"on_delivery": delivered} if self._careful else {}
         while True:
             try:
                 self._producer.produce(

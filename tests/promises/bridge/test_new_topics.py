@@ -12,6 +12,7 @@ from services.bridge.events.event import Event
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.options import producer_options
 from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.kafka.client import TopicRefused
 from tests.promises.bridge.reading import read_committed
 from tests.promises.bridge.test_topics import prepared, record
 from tests.providers.interface import Broker
@@ -44,3 +45,20 @@ def test_no_setting_brings_a_second_request_under_way(name: str) -> None:
     settings = KafkaSettings(bootstrap_servers="nowhere", topic_prefix="p", options={name: 5})
     found = producer_options(settings, BridgeSettings(), "mine", (), False)
     assert {value for name, value in found.items() if name.startswith("max.in.flight")} == {1}
+
+
+@pytest.mark.long
+def test_topics_are_made_by_one_request_also_beside_one_that_can_not_be_made(
+    kafka: Broker, topic_prefix: str
+) -> None:
+    settings, topics = prepared(kafka, topic_prefix)
+    names = [f"{topic_prefix}.t{number}" for number in range(TOPICS)]
+    wrong = f"{topic_prefix}.{'x' * 250}"
+    for _ in range(2):
+        topics.make_all([*names, wrong])
+        assert topics.counts([*names, wrong]) == dict.fromkeys(names, settings.partitions)
+    with pytest.raises(TopicRefused, match="x" * 250):
+        topics.partitions(wrong)
+    topics.refresh()
+    assert all(map(topics.has, names))
+    assert not topics.leaderless
