@@ -27,7 +27,6 @@ from services.bridge.pgoutput.messages import Begin, Commit, Message
 from services.bridge.progress.ledger import Position
 from services.bridge.sink.batch_produce import sender
 from services.bridge.sink.cloud_events import events_of
-from services.bridge.snapshot.row_events import tuple_data
 from services.bridge.transactions.assembler import Assembler, EventBatch
 
 COLUMNS = {"id": 20, "owner": 20, "note": 25, "amount": 1700, "open": 16, "changed": 1184}
@@ -66,8 +65,8 @@ def relation_message() -> bytes:
 
 def insert_message(number: int) -> bytes:
     """Return pgoutput's message of a row."""
-    head = struct.pack("!cIcH", b"I", OID, b"N", len(COLUMNS))
-    return head + tuple_data([b"%d" % number, *ROW])
+    values = [b"t" + struct.pack("!I", len(one)) + one for one in (b"%d" % number, *ROW)]
+    return struct.pack("!cIcH", b"I", OID, b"N", len(COLUMNS)) + b"".join(values)
 
 
 def encode(

@@ -86,7 +86,7 @@ class SnapshotSettings(_Part):
     workers: int = Field(1, ge=1, le=16)
     """How many connections read a chunk at the same time, each a range of its rows. More than one
     helps where the server, its disk or the network is slower than the bridge."""
-    chunk_rows_max: int = Field(10_000, ge=1, le=1_000_000)
+    chunk_rows_max: int = Field(50_000, ge=1, le=1_000_000)
     """Most rows in a chunk. Each chunk is one Kafka transaction."""
     hold_ms: int = Field(100, ge=1, le=10_000)
     """About how long the stream of changes may pause for a chunk; it determines the size of

@@ -69,7 +69,7 @@ def _last_skipped() -> None:
 
     def short(self: RowReader, *arguments: Any, **limits: Any) -> Chunk:
         chunk = read(self, *arguments, **limits)
-        return chunk._replace(rows=[]) if chunk.ends else chunk
+        return chunk._replace(parts=[]) if chunk.ends else chunk
 
     put(RowReader, "read", short)
 

@@ -17,4 +17,10 @@ cdef class Messages:
     cdef Py_ssize_t size, capacity
 
     cdef int add(self, const char* payload, Py_ssize_t size, uint64_t lsn) except -1
-    cdef int resize(self, Py_ssize_t capacity) except -1
+    cdef int add_line(
+        self, const uint8_t* line, Py_ssize_t size, const uint8_t* head, Py_ssize_t head_size,
+        int width
+    ) except -1 nogil
+    cdef int grow(self, Py_ssize_t size) except -1 nogil
+    cdef void put(self, Py_ssize_t size, uint64_t lsn) noexcept nogil
+    cdef int resize(self, Py_ssize_t capacity) except -1 nogil

@@ -14,3 +14,21 @@ def gather(function: int, connection: int, messages: Messages) -> tuple[int, byt
     Both are addresses. Returns (length, data) of the first that is none, data is empty where
     length <= 0; and how many bytes were appended, with their headers.
     """
+
+def copy_lines(
+    function: int,
+    connection: int,
+    nonblocking: bool,
+    messages: Messages,
+    head: bytes,
+    width: int,
+    keys: int,
+    filtered: bool,
+    rows_max: int,
+    bytes_max: int,
+    /,
+) -> tuple[int, int, int, bytes]:
+    """As services.bridge.snapshot.copied_rows.plain_lines; the first two are addresses.
+
+    Without the GIL, also while it waits for the server.
+    """

@@ -1,12 +1,11 @@
 """From a row's bytes to its event; rows.pyx has it."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from services.bridge.events.row_encoders import Column, Frame
 
 class RowWriter:
-    """As services.bridge.events.row_encoders.Write. One thread at a time.
+    """As services.bridge.events.row_encoders.Write; take_rows calls it. One thread at a time.
 
     `kinds`: of each column one of forms.KINDS, 0 for those whose encoder is to be called.
     """
@@ -21,15 +20,3 @@ class RowWriter:
         frame: Frame,
         kinds: Sequence[int],
     ) -> None: ...
-    def __call__(
-        self,
-        data: bytes,
-        at: int,
-        lsn: int,
-        seq: int,
-        total: int,
-        events: int,
-        head: str,
-        order: str,
-        tail: str,
-    ) -> Any: ...

@@ -106,17 +106,6 @@ cdef class RowWriter:
         free(self.kinds)
         free(self.indexes)
 
-    def __call__(self, bytes data, Py_ssize_t at, lsn, seq, total, events, head, order, tail, flat):
-        cdef Text head_text = Text(), order_text = Text(), tail_text = Text(), flat_text = Text()
-        head_text.put_str(head)
-        order_text.put_str(order)
-        tail_text.put_str(tail)
-        flat_text.put_str(flat)
-        return self.write(
-            <const uint8_t*>PyBytes_AS_STRING(data), at, PyBytes_GET_SIZE(data), lsn, seq, total,
-            events, head_text, order_text, tail_text, flat_text,
-        )
-
     cdef tuple write(
         self, const uint8_t* text, Py_ssize_t at, Py_ssize_t end, uint64_t lsn, int64_t seq,
         int64_t total, int64_t events, Text head, Text order, Text tail, Text flat

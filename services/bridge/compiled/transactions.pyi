@@ -8,10 +8,12 @@ from services.bridge.events.transaction_texts import Counter
 def take_rows(
     messages: Messages,
     index: int,
+    end: int,
     at: int,
     writers: dict[bytes, Writer],
     events: list[Event],
     touched: list[Counter],
+    lsn: int,
     seq: int,
     total: int,
     room_bytes: int,
@@ -20,9 +22,10 @@ def take_rows(
     order: str,
     tail: str,
 ) -> tuple[int, int, int, int]:
-    """Append the events of messages[index:] to `events`, up to the first that needs another way.
+    """Append the events of messages[index:end] to `events`, up to the first needing another way.
 
     Their values begin at `at`. Ends when they exceed `room_bytes`, with `overhead_bytes` for each.
+    `lsn`: that of all events; 0: each has its message's.
     Returns the index of the first that was not taken, the next `seq`, the new `total` and the
     bytes. Counts in the writers' counters; appends to `touched` those that were 0.
     """

@@ -82,11 +82,11 @@ cdef class Rows:
         return True
 
     cdef bint add(
-        self, const Message* message, Text head, Text order, Text tail, Text flat
+        self, const Message* message, uint64_t lsn, Text head, Text order, Text tail, Text flat
     ) except -1:
         """Whether the row, which is of the current writer, became an event."""
         cdef tuple event = self.writer.write(
-            message.payload, self.at, message.size, message.lsn, self.seq, self.total + 1,
+            message.payload, self.at, message.size, lsn, self.seq, self.total + 1,
             self.of_table + 1, head, order, tail, flat
         )
         if event is None:
@@ -115,10 +115,11 @@ cdef class Rows:
 
 
 def take_rows(
-    Messages messages, Py_ssize_t index, Py_ssize_t at, dict writers, list events, list touched,
-    int64_t seq, int64_t total, int64_t room_bytes, int64_t overhead_bytes, str head, str order,
-    str tail, str flat,
+    Messages messages, Py_ssize_t index, Py_ssize_t end, Py_ssize_t at, dict writers, list events,
+    list touched, uint64_t lsn, int64_t seq, int64_t total, int64_t room_bytes,
+    int64_t overhead_bytes, str head, str order, str tail, str flat,
 ):
+    cdef Message* message
     cdef Text head_text = Text(), order_text = Text(), tail_text = Text(), flat_text = Text()
     cdef Rows rows = Rows(writers, at, overhead_bytes)
     head_text.put_str(head)
@@ -126,10 +127,13 @@ def take_rows(
     tail_text.put_str(tail)
     flat_text.put_str(flat)
     rows.events, rows.touched, rows.seq, rows.total = events, touched, seq, total
-    while index < messages.count and rows.size <= room_bytes:
-        if not rows.choose(messages.items + index):
+    while index < min(end, messages.count) and rows.size <= room_bytes:
+        message = messages.items + index
+        if not rows.choose(message):
             break
-        if not rows.add(messages.items + index, head_text, order_text, tail_text, flat_text):
+        if not rows.add(
+            message, lsn or message.lsn, head_text, order_text, tail_text, flat_text
+        ):
             break
         index += 1
     rows.settle()
@@ -229,7 +233,7 @@ cdef class Transactions:
         for index in range(begin + 1, commit):
             message = messages.items + index
             if not rows.choose(message) or not rows.add(
-                message, self.head, self.order, self.tail, self.flat
+                message, message.lsn, self.head, self.order, self.tail, self.flat
             ):
                 good = False
                 break

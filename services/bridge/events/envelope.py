@@ -54,6 +54,7 @@ from services.bridge.pgoutput.messages import (
 
 NEW_KEY_HEADER: Final = "__debezium.newkey"
 OLD_KEY_HEADER: Final = "__debezium.oldkey"
+_NO_LIMIT: Final = 2**62
 
 
 class Envelope:
@@ -162,26 +163,6 @@ class Envelope:
         write = table.writer(Event, op, len(relation.columns), metadata=self._metadata, old=old)
         return None if write is None else Writer(write, table.counter, 2 if old else 1)
 
-    def row(self, writer: Writer, data: bytes, at: int, lsn: int, seq: int) -> Event | None:
-        """Return the event of the row that begins at `at` in `data`.
-
-        Return None, and count nothing, when the writer can't encode the row: the caller then
-        decodes the message and calls `insert`, `update` or `delete`.
-        """
-        write, counter, _ = writer
-        total = self.total + 1
-        events = counter.events + 1
-        texts = self._texts
-        event: Event | None = write(
-            data, at, lsn, seq, total, events, texts.head, texts.order, texts.tail, texts.flat
-        )
-        if event is not None:
-            if events == 1:
-                self._touched.append(counter)
-            counter.events = events
-            self.total = total
-        return event
-
     def rows(
         self,
         messages: Messages,
@@ -190,12 +171,16 @@ class Envelope:
         writers: dict[bytes, Writer],
         events: list[Event],
         seq: int,
-        room_bytes: int,
+        room_bytes: int = _NO_LIMIT,
+        *,
+        end: int = _NO_LIMIT,
+        lsn: int = 0,
     ) -> tuple[int, int, int]:
         """Append the events of rows from `index` on, values at `at`, to `events` (compiled).
 
-        Stop at the first message that is not such a row, or when the events have more than
-        `room_bytes`. Return the index there, the next seq, and the events' bytes.
+        Stop at the first message that is not such a row, at `end`, or when the events have more
+        than `room_bytes`. Return the index there, the next seq, and the events' bytes.
+        `lsn`: that of all events; 0: each has its message's.
         """
         if compiled.engine is None:
             return index, seq, 0
@@ -203,10 +188,12 @@ class Envelope:
         index, seq, self.total, size = compiled.engine.transactions.take_rows(
             messages,
             index,
+            end,
             at,
             writers,
             events,
             self._touched,
+            lsn,
             seq,
             self.total,
             room_bytes,

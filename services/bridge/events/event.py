@@ -43,6 +43,16 @@ def placeholder_values(names: Iterable[str]) -> Headers | None:
     return [(PLACEHOLDER_VALUES_HEADER, f"[{listed}]")] if listed else None
 
 
+def size_of(events: Iterable[Event]) -> int:
+    """Return how many bytes these events take in memory."""
+    size = 0
+    for event in events:
+        size += EVENT_OVERHEAD_BYTES + len(event.value or b"") + len(event.key or b"")
+        if isinstance(event.placed_by, bytes):
+            size += len(event.placed_by)
+    return size
+
+
 class Stamp(NamedTuple):
     """The fields that all events of a transaction share; times in microseconds since 1970."""
 

@@ -128,6 +128,10 @@ class Relations:
         )
         return Described(plan, event, certain, form, below)
 
+    def without_partitions(self, oid: int) -> None:
+        """Note that a table is not partitioned: it never will be."""
+        self._not_partitioned.add(oid)
+
     def parked(self, relation: Relation) -> str:
         """Return why a table can't have its topic, which is another's; "" where it can.
 
@@ -157,8 +161,8 @@ class Relations:
         """Return a table's partitions as the catalog has them now, () for a table without.
 
         The server describes the root anew before the first change of each partition, which the
-        transaction being published may have made. A table that is not partitioned never will be:
-        the catalog is asked once in a session.
+        transaction being published may have made. Of a table that is not partitioned, the catalog
+        is asked once in a session.
         """
         if relation.oid in self._not_partitioned:
             return ()

@@ -8,7 +8,7 @@ RowWriter (services.bridge.compiled.rows) does not take (None) goes the long way
 Envelope, which also says what is wrong with it. Without the C extension all rows go that way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from schemas.events import UNAVAILABLE, UNAVAILABLE_BASE64
@@ -17,10 +17,8 @@ from services.bridge.events.formats.table_format import Serialize
 from services.bridge.events.values import datetimes, plain
 from services.bridge.events.values.plain import Encode
 
-Write = Callable[..., Any]
-"""(data, at, lsn, seq, total, events, head, order, tail, flat) -> Event or None.
-
-`at`: where the first value begins."""
+Write = Any
+"""A RowWriter: from a row's bytes to its Event, or to None (services.bridge.compiled.rows)."""
 
 
 def holds_placeholder(unavailable: str) -> bool:

@@ -10,22 +10,22 @@ All calls block. VACUUM keeps what the snapshot sees until `close`.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
 import structlog
-from psycopg import pq
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from schemas.snapshot import SlotBeginning
-from services.bridge.pgoutput.messages import Row
+from services.bridge.compiled import Messages, new_messages
 from services.bridge.repair.diagnosis import OPERATION
-from services.bridge.snapshot.cursor import parts
+from services.bridge.snapshot.copied_rows import copy_lines, end_copy, form_of, require_copy
 from services.bridge.snapshot.row_reader import shape_of
 from services.bridge.snapshot.slot_creation import import_snapshot
 from services.bridge.snapshot.tables import TableShape
@@ -52,7 +52,7 @@ SEGMENTS_MAX: Final = 4_096
 ROWS_DEADLINE_S: Final = 3_600.0
 """How long the server may look for the next rows: a filter may fit few of a large table."""
 _LOOK_S: Final = 0.5
-_CURSOR: Final = "slotbridge_recover"
+_PART_BYTES: Final = 2**20
 _LOG_EVERY_S: Final = 5.0
 _OPEN: Final = """
     SELECT who || ' since ' || to_char(began, 'YYYY-MM-DD HH24:MI:SS TZ') FROM (
@@ -253,18 +253,29 @@ class Baseline:
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
             raise _changed(f"table {shape.name} was dropped or renamed") from error
 
-    def rows(self, shape: TableShape) -> Iterator[list[Row]]:
+    def rows(self, shape: TableShape) -> Iterator[Messages]:
         """Yield the table's rows, some at once, in any order."""
         columns = ", ".join(identifier(column.name) for column in shape.relation.columns)
         condition = f" WHERE {shape.row_filter}" if shape.row_filter else ""
+        query = f"SELECT {columns} FROM {shape.identifier}{condition}"  # noqa: S608
+        connection, form, state = self._rows.pgconn, form_of(shape.relation), 1
         with self._statement("read rows", shape.name, bounded=False):
-            self._execute(
-                f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {columns}"  # noqa: S608
-                f" FROM {shape.identifier}{condition}"
-            )
-            for part in parts(lambda count: self._execute(f"FETCH {count} FROM {_CURSOR}")):
-                yield part.rows
-            self._execute(f"CLOSE {_CURSOR}")
+            connection.send_query_params(f"COPY ({query}) TO STDOUT".encode(), [])
+            until = time.monotonic() + ROWS_DEADLINE_S
+            while connection.is_busy():
+                self._await(until)
+            require_copy(connection.get_result())
+            while state >= 0:
+                rows = new_messages()
+                state, *_ = copy_lines(
+                    connection, rows, form, sys.maxsize, _PART_BYTES, nonblocking=True
+                )
+                if len(rows):
+                    yield rows
+                    until = time.monotonic() + ROWS_DEADLINE_S
+                elif state == 0:
+                    self._await(until)
+            end_copy(connection)
 
     def _files(self, connection: Connection, oids: Sequence[int]) -> list[Any]:
         """Return (oid, file) of tables and of what inherits from them."""
@@ -280,27 +291,13 @@ class Baseline:
             [list(oids)],
         ).fetchall()
 
-    def _execute(self, query: str) -> pq.abc.PGresult:
-        """Run a query and return its values as the server's text, without psycopg's types.
-
-        Raise OperationalError where the server has not answered after ROWS_DEADLINE_S.
-        """
-        connection, until = self._rows.pgconn, time.monotonic() + ROWS_DEADLINE_S
-        connection.send_query_params(query.encode(), [])
-        while connection.is_busy():
-            self._waiter.turn()
-            if time.monotonic() > until:
-                raise psycopg.OperationalError("the server does not answer")
-            wait_readable([connection.socket], _LOOK_S)
-            connection.consume_input()
-        result = connection.get_result()
-        while connection.get_result() is not None:
-            pass
-        if result is None:
-            raise psycopg.OperationalError("the connection is lost")
-        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
-            raise psycopg.errors.error_from_result(result, encoding="utf-8")
-        return result
+    def _await(self, until: float) -> None:
+        """Wait a moment for more from the server. Raise OperationalError after `until`."""
+        self._waiter.turn()
+        if time.monotonic() > until:
+            raise psycopg.OperationalError("the server does not answer")
+        wait_readable([self._rows.pgconn.socket], _LOOK_S)
+        self._rows.pgconn.consume_input()
 
     def _connect(self) -> Connection:
         try:

@@ -5,20 +5,20 @@ slot begins. No transaction of the server has it, and all later ones have higher
 """
 
 import json
-from collections.abc import Sequence
 from typing import Final
 
 from schemas.progress import ProgressPosition
+from services.bridge.compiled import Messages
 from services.bridge.events.errors import ExpressionFailed, not_encoded
 from services.bridge.events.event import Event, Stamp, placeholder_values
 from services.bridge.events.row_encoders import holds_placeholder
 from services.bridge.events.rows import Table
 from services.bridge.events.shaping.outbox import Headers
-from services.bridge.events.transaction_texts import NO_ORDER
-from services.bridge.pgoutput.messages import Relation, Row, Truncate
+from services.bridge.pgoutput.messages import Relation, Truncate
 from services.bridge.repair.comparison import Difference
 from services.bridge.repair.plain_event import row_of
-from services.bridge.snapshot.row_events import RowEvents, tuple_data
+from services.bridge.snapshot.copied_rows import ROW_AT
+from services.bridge.snapshot.row_events import RowEvents
 
 _BEFORE_MAX: Final = 250_000
 """Characters. With a longer old row, an update may exceed what Kafka took of either row."""
@@ -63,26 +63,30 @@ class RepairEvents(RowEvents):
         return self._table(relation, 0).topic
 
     def encoded(
-        self, relation: Relation, rows: Sequence[Row], lsn: int
+        self, relation: Relation, rows: Messages, lsn: int
     ) -> list[tuple[bytes | None, bytes]]:
         """Return the keys and the rows as streaming encodes them, without those of no filter.
 
         Raise BadInput for a row that an expression fails on, as it is at `lsn`.
         """
-        table, width, texts = self._table(relation, 0), len(relation.columns), self._texts
-        write = table.writer(Event, "r", width, metadata=False, old=False)
-        if write is not None:
-            given = texts.head, NO_ORDER, texts.tail, texts.flat
-            found = [write(tuple_data(row), 0, lsn, 0, 0, 0, *given) for row in rows]
-            if None not in found:
-                return [(event.key, row_of(event.value)) for event in found]
-        try:
-            chosen = rows if table.rules is None else map(table.rules.chosen, rows)
-            return [
-                (table.key(row).data, table.row(row).encode()) for row in chosen if row is not None
-            ]
-        except ExpressionFailed as error:
-            raise not_encoded(error, table.name, lsn) from error
+        table = self._table(relation, 0)
+        writers = self._writers(relation, table)
+        found: list[tuple[bytes | None, bytes]] = []
+        index = 0
+        while index < len(rows):
+            events: list[Event] = []
+            index, *_ = self.rows(rows, index, ROW_AT, writers, events, 0)
+            found += [(event.key, row_of(event.value or b"")) for event in events]
+            if index < len(rows):
+                row = self._decoded(relation, rows[index][1])
+                try:
+                    chosen = row if table.rules is None else table.rules.chosen(row)
+                except ExpressionFailed as error:
+                    raise not_encoded(error, table.name, lsn) from error
+                if chosen is not None:
+                    found.append((table.key(chosen).data, table.row(chosen).encode()))
+                index += 1
+        return found
 
     def emptied(self, relation: Relation, lsn: int, seq: int) -> list[Event]:
         """Return the event that empties a table."""

@@ -1,9 +1,10 @@
 """Chunks of rows as events: BEGIN, rows, END, at the mark where the stream stands. Pure."""
 
+from functools import partial
 from typing import Final
 
 from schemas.errors import SettingsError
-from services.bridge.events.event import Event, Stamp
+from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Event, Stamp, size_of
 from services.bridge.snapshot.progress import SnapshotPlan, TableProgress
 from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.tables import Chunk
@@ -15,40 +16,48 @@ _XIDS: Final = 2**32
 class ChunkEvents:
     """Makes the events of one session's chunks: `begin`, then `rows` of each table, then `whole`.
 
-    `lsn`: the rows show nothing that was committed after. `count`: rows so far, of all tables.
+    `lsn`: the rows show nothing that was committed after. `count`: rows so far, of all tables;
+    `bytes`: of their events, in memory; `described`: whether a table is new.
     """
 
     def __init__(self, row_events: RowEvents) -> None:
         self._row_events = row_events
         self._events: list[Event] = []
         self._begin: list[Event] = []
-        self._lsn = self.count = 0
+        self._lsn = self.count = self.bytes = 0
+        self.described = False
         self._any = False
 
     def begin(self, stamp: Stamp, sight: Sight, lsn: int) -> None:
         """Begin the transaction `stamp`."""
         self._row_events.begin_chunks(stamp, (sight.xmin - 1) % _XIDS)
         self._begin = self._row_events.boundary("BEGIN")
-        self._events, self.count, self._lsn, self._any = [], 0, lsn, False
+        self._events, self._lsn, self._any = [], lsn, False
+        self.count = self.bytes = 0
+        self.described = False
 
-    def rows(
-        self, plan: SnapshotPlan, table: TableProgress, chunk: Chunk
-    ) -> tuple[list[Event], bool]:
+    def rows(self, plan: SnapshotPlan, table: TableProgress, chunk: Chunk) -> tuple[int, bool]:
         """Make the events of a table's chunk; False where the table's key is not certain yet.
 
-        Raise SettingsError for rows whose events have no key.
+        Return also the bytes of their keys and values. Raise SettingsError for rows whose events
+        have no key.
         """
-        if not chunk.rows:
-            return [], True
-        encoder, relation, count = self._row_events, table.shape.relation, len(chunk.rows)
-        shapes, certain = encoder.describe(relation, self.count)
+        count = chunk.row_count
+        if not count:
+            return 0, True
+        encoder, relation = self._row_events, table.shape.relation
+        self.described |= relation.oid not in encoder.tables
+        shapes, certain = encoder.describe(
+            relation, self.count, partitioned=table.shape.partitioned
+        )
         self._events += shapes
+        self.bytes += size_of(shapes)
         if not certain:
-            return [], False
-        kinds = [plan.kind(table, n, count, ends=chunk.ends) for n in range(count)]
-        rows = encoder.read(relation, chunk.rows, kinds.__getitem__, self._lsn, self.count)
+            return 0, False
+        kind = partial(plan.kind, table, count=count, ends=chunk.ends)
+        rows, size = encoder.read(relation, chunk.parts, kind, self._lsn, self.count)
         if not rows:  # a filter leaves them all out
-            return [], True
+            return 0, True
         if rows[0].key is None and table.shape.key:
             raise SettingsError(
                 f"events of {table.shape.name} have no key, so that no consumer could tell "
@@ -59,7 +68,8 @@ class ChunkEvents:
         self._events += rows
         self._any = True
         self.count += count
-        return rows, True
+        self.bytes += size
+        return size - EVENT_OVERHEAD_BYTES * len(rows), True
 
     def whole(self) -> list[Event]:
         """Return the events of all tables; BEGIN and END are around them if there is any row."""

@@ -1,9 +1,10 @@
 """Reads a chunk of rows for the place where the stream stands still.
 
-    see      a database snapshot that sees all that was published before
-    read     the next rows of the table, under it; or on a standby that has replayed all it sees
-    others   where the table ends, rows of the tables after it, under the same snapshot
-    secure   the next mark is written; the standbys have all that was seen
+    read       in the thread: a database snapshot, and under it the next rows of the table; or on a
+               standby that has replayed all it sees; where the table ends, rows of tables after it
+    judge      that snapshot sees all that was published before the place; else read again
+    secure     the next mark is written; the standbys have all that was seen
+    ahead      behind that mark, the next chunk is read, while this one goes to Kafka
 
 What can't be had at once raises NotNow: it is tried again later, the stream goes on meanwhile.
 Other tables that can't be had with the first one are left out: each becomes the first one.
@@ -11,7 +12,6 @@ Other tables that can't be had with the first one are left out: each becomes the
 
 import time
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
@@ -20,11 +20,12 @@ import structlog
 from schemas.errors import SetupError
 from schemas.snapshot import ReadFrom
 from services.bridge.failpoints import reach
+from services.bridge.snapshot.next_chunk import NextChunk
 from services.bridge.snapshot.pace import Patience
 from services.bridge.snapshot.places import WINDOW_MAX
 from services.bridge.snapshot.progress import TableProgress
 from services.bridge.snapshot.reader import SnapshotReader
-from services.bridge.snapshot.reader_thread import LOOK_S, ReaderThread
+from services.bridge.snapshot.reader_thread import ReaderThread
 from services.bridge.snapshot.row_order import order_difference
 from services.bridge.snapshot.row_reader import NotNow, RowReader
 from services.bridge.snapshot.standby import NEAR_S, Standby
@@ -37,8 +38,11 @@ logger = structlog.get_logger(__name__)
 _VISIBLE_S: Final = 0.3
 _REPLAYED_S: Final = 0.5
 _SECURED_S: Final = 1.0
-OTHERS_MAX: Final = 15
-"""How many other tables are locked for a chunk: sixteen locks are cheap (lock.c, fast path)."""
+_LOOK_S: Final = 0.002
+_AHEAD_S: Final = 1.0
+"""How long other tables are begun while the stream goes on."""
+OTHERS_MAX: Final = 31
+"""How many other tables are locked for a chunk, out of 64 locks for each session, by default."""
 _ALONE_S: Final = 5.0
 """How long tables are read one by one after not all of a chunk's could be locked."""
 
@@ -50,21 +54,46 @@ class WrittenMark(NamedTuple):
     end_lsn: int
 
 
+Chunks = list[tuple[TableProgress, Chunk]]
+
+
+class ReadChunks(NamedTuple):
+    """Chunks of tables, and the database snapshot that they were read under.
+
+    `replayed`: how far the standby was that they were read from, by its name; "": the primary.
+    `read_s`: how long reading took.
+    """
+
+    chunks: Chunks
+    sight: Sight
+    replayed: int
+    standby: str
+    read_s: float
+
+
 class SeenChunks(NamedTuple):
     """Chunks of tables, a database snapshot, and the next mark: these bound what the rows show.
 
     `waited_s`: how long the stream stood still for what does not depend on the chunks' size.
     """
 
-    chunks: list[tuple[TableProgress, Chunk]]
+    chunks: Chunks
     sight: Sight
     next_mark: WrittenMark
     read_from: ReadFrom
     waited_s: float
 
 
+class Ahead(NamedTuple):
+    """Chunks that are read for the mark `token`."""
+
+    token: str
+    wanted: NextChunk
+    read: Future[ReadChunks]
+
+
 class ChunkSource:
-    """One session's. The stream stands still from `take` to `end`."""
+    """One session's. The stream stands still in `take`."""
 
     def __init__(
         self,
@@ -80,6 +109,7 @@ class ChunkSource:
         self._hold_s = hold_s
         self._workers = workers
         self._alone_until = 0.0
+        self._ahead: Ahead | None = None
         self._reader = reader
         self._standby = standby
         self._thread = thread
@@ -105,65 +135,100 @@ class ChunkSource:
 
     def take(
         self,
-        table: TableProgress,
-        others: Sequence[TableProgress],
+        token: str,
+        wanted: NextChunk,
         published: PublishedXids,
-        *,
         rows_max: int,
         bytes_max: int,
     ) -> SeenChunks:
-        """Return the table's next chunk; if the table ends there, also chunks of some `others`.
+        """Return the next chunk; if its table ends there, also chunks of some of the others.
 
-        Raise NotNow where the table's chunk can't be had at this moment. The tables stay locked
-        against changes of their form until `end`. `others` have keys.
+        It belongs at the mark `token`. Raise NotNow where the chunk can't be had at this moment.
         """
         began = time.monotonic()
+        read, read_s = self._taken_ahead(token, wanted), time.monotonic() - began
+        if read is None or not published.seen_by(read.sight):
+            read = self._thread.call(self._read, wanted, published, rows_max, bytes_max)
+            read_s = read.read_s
+        next_mark = self._thread.call(self._secure)
+        if read.standby:
+            require_written(read.replayed, next_mark.end_lsn, read.standby)
+        reach("chunk secured")
+        read_from: ReadFrom = "standby" if read.standby else "primary"
+        waited_s = time.monotonic() - began - read_s
+        return SeenChunks(read.chunks, read.sight, next_mark, read_from, waited_s)
+
+    def read_ahead(self, token: str, wanted: NextChunk, rows_max: int, bytes_max: int) -> None:
+        """Read a chunk for the mark `token`, which is written already; do not wait.
+
+        All that the stream brings before the mark was committed before it was written: so the
+        database snapshot that is taken now nearly always sees it.
+        """
+        read = self._thread.submit(self._read, wanted, None, rows_max, bytes_max)
+        self._ahead = Ahead(token, wanted, read)
+
+    def _taken_ahead(self, token: str, wanted: NextChunk) -> ReadChunks | None:
+        """Return what was read ahead for this mark, None where that is another chunk."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.token != token:
+            return None
+        if ahead.wanted.table is not wanted.table or ahead.wanted.last != wanted.last:
+            return None
+        return self._thread.result(ahead.read)
+
+    def _read(
+        self, wanted: NextChunk, published: PublishedXids | None, rows_max: int, bytes_max: int
+    ) -> ReadChunks:
+        """Read chunks, in transactions of their own; in the thread."""
+        table, last, others = wanted
         from_standby = self._standby_for(table) is not None
         alike = [one for one in others if (self._standby_for(one) is not None) == from_standby]
-        locked = alike[:OTHERS_MAX] if began > self._alone_until else []
-        sight = self._see(table, locked, published)
-        reach("chunk begun")
-        require_in_window(table, sight)
-        found = self._of_form(self._reader, table, *locked)
-        standby = self._begin_on_standby(table, locked)
-        read_began = time.monotonic()
-        chunk = self._read(standby or self._reader, table, rows_max=rows_max, bytes_max=bytes_max)
-        chunks = [(table, chunk)]
-        if chunk.ends and from_standby == (standby is not None):
-            rows_max, bytes_max = rows_max - chunk.looked_at, bytes_max - chunk.bytes
-            until = read_began + self._hold_s
-            chunks += self._read_others(standby, found, rows_max, bytes_max, until)
-        replayed = 0 if standby is None else self._thread.call(standby.finish)
-        read_s = time.monotonic() - read_began
-        reach("chunk read")
-        next_mark = self._secure()
-        if standby is not None:
-            require_written(replayed, next_mark.end_lsn, standby.name)
-        reach("chunk secured")
-        read_from: ReadFrom = "primary" if standby is None else "standby"
-        return SeenChunks(chunks, sight, next_mark, read_from, time.monotonic() - began - read_s)
+        locked = alike[:OTHERS_MAX] if time.monotonic() > self._alone_until else []
+        try:
+            sight = self._see(table, locked, published)
+            reach("chunk begun")
+            require_in_window(table, sight)
+            found = self._of_form(self._reader, table, *locked)
+            standby = self._begin_on_standby(table, locked)
+            began = time.monotonic()
+            limits = {"rows_max": rows_max, "bytes_max": bytes_max}
+            chunk = self._read_first(standby or self._reader, table, last, **limits)
+            chunks = [(table, chunk)]
+            if chunk.ends and from_standby == (standby is not None):
+                rows_max, bytes_max = rows_max - chunk.looked_at, bytes_max - chunk.bytes
+                until = began + (_AHEAD_S if published is None else self._hold_s)
+                chunks += self._read_others(standby, found, rows_max, bytes_max, until)
+            replayed = 0 if standby is None else standby.finish()
+            reach("chunk read")
+            name = "" if standby is None else standby.name
+            return ReadChunks(chunks, sight, replayed, name, time.monotonic() - began)
+        finally:
+            self._end()
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """End the chunk's transactions, if there are any."""
-        self._thread.call(self._reader.end)
+        self._reader.end()
         if self._standby is not None:
-            self._thread.call(self._standby.end)
+            self._standby.end()
 
     def _see(
-        self, table: TableProgress, others: list[TableProgress], published: PublishedXids
+        self, table: TableProgress, others: list[TableProgress], published: PublishedXids | None
     ) -> Sight:
-        """Take a database snapshot that sees all that was published, begun on the tables."""
+        """Take a database snapshot that sees all that was published, begun on the tables.
+
+        None: that is judged later.
+        """
         shapes = [one.shape for one in (table, *others)]
         until = time.monotonic() + self._visible.seconds
         while True:
             try:
-                sight = self._thread.call(self._reader.begin, *shapes)
+                sight = self._reader.begin(*shapes)
             except (NotNow, SetupError) as error:
                 self._alone_until = time.monotonic() + _ALONE_S
                 if others and isinstance(error, SetupError):  # one of them may be the cause
                     raise NotNow(f"the tables can't be locked together: {error}") from error
                 raise
-            if published.seen_by(sight):
+            if published is None or published.seen_by(sight):
                 self._visible.met()
                 return sight
             if sight.xmin < published.floor:
@@ -173,8 +238,8 @@ class ChunkSource:
             if time.monotonic() > until:
                 self._visible.lost()
                 raise NotNow("published transactions are not visible yet")
-            self.end()
-            self._thread.waiter.pause(LOOK_S / 5)
+            self._end()
+            time.sleep(_LOOK_S)
 
     def _standby_for(self, table: TableProgress) -> Standby | None:
         """Return where the table's rows are to be read; None: from the primary."""
@@ -192,22 +257,22 @@ class ChunkSource:
         standby = self._standby_for(table)
         if standby is None:
             return None
-        seen_lsn = self._thread.call(self._reader.mark, uuid.uuid4().hex)
+        seen_lsn = self._reader.mark(uuid.uuid4().hex)
         with self._replayed.kept():
-            if not self._thread.call(standby.await_replay, seen_lsn, self._replayed.seconds):
+            if not standby.await_replay(seen_lsn, self._replayed.seconds):
                 return None
-        self._thread.call(standby.begin, *[one.shape for one in (table, *others)])
+        standby.begin(*[one.shape for one in (table, *others)])
         self._of_form(standby, table)
         if self._is_in_order(standby, table):
             return standby
-        self._thread.call(standby.end)
+        standby.end()
         return None
 
     def _is_in_order(self, standby: Standby, table: TableProgress) -> bool:
         """Whether the standby orders the table's rows as the primary; where not, tell so once."""
         given = (table.shape, table.where)
-        here = self._thread.call(self._reader.order_versions, *given)
-        found = order_difference(here, self._thread.call(standby.order_versions, *given))
+        here = self._reader.order_versions(*given)
+        found = order_difference(here, standby.order_versions(*given))
         if found.different:
             self._leave_to_primary(table, f"the standby has other collations: {found.different}")
         elif found.not_judged and found.not_judged not in self._not_judged:
@@ -234,7 +299,7 @@ class ChunkSource:
         """
         tables = others if table is None else (table, *others)
         oids = [one.shape.relation.oid for one in tables]
-        found = {one.relation.oid: one for one in self._thread.call(reader.shapes, oids)}
+        found = {one.relation.oid: one for one in reader.shapes(oids)}
         seen = None if table is None else found.get(table.shape.relation.oid)
         if table is not None and seen != table.shape:
             differs = shape_difference(table.shape, seen)
@@ -248,9 +313,9 @@ class ChunkSource:
         rows_max: int,
         bytes_max: int,
         until: float,
-    ) -> list[tuple[TableProgress, Chunk]]:
+    ) -> Chunks:
         """Read tables in their order, several at once with several workers, within these limits."""
-        chunks: list[tuple[TableProgress, Chunk]] = []
+        chunks: Chunks = []
         try:
             if standby is not None and others:
                 others = self._of_form(standby, None, *others)
@@ -259,12 +324,8 @@ class ChunkSource:
                 if standby is not None:
                     group = [one for one in group if self._is_in_order(standby, one)]
                 given = [(one.shape, one.last, one.where) for one in group]
-                found = self._thread.call(
-                    (standby or self._reader).read_each,
-                    given,
-                    rows_max=rows_max,
-                    bytes_max=bytes_max,
-                )
+                reader = standby or self._reader
+                found = reader.read_each(given, rows_max=rows_max, bytes_max=bytes_max)
                 chunks += zip(group, found, strict=False)
                 rows_max -= sum(one.looked_at for one in found)
                 bytes_max -= sum(one.bytes for one in found)
@@ -274,19 +335,18 @@ class ChunkSource:
                 raise NotNow(f"another table can't be read with it: {error}") from error
         return chunks
 
-    def _read(
-        self, reader: RowReader, table: TableProgress, *, rows_max: int, bytes_max: int
+    def _read_first(
+        self,
+        reader: RowReader,
+        table: TableProgress,
+        last: list[str] | None,
+        *,
+        rows_max: int,
+        bytes_max: int,
     ) -> Chunk:
+        limits = {"rows_max": rows_max, "bytes_max": bytes_max}
         try:
-            return self._thread.call(
-                reader.read,
-                table.shape,
-                table.last,
-                table.where,
-                table.before,
-                rows_max=rows_max,
-                bytes_max=bytes_max,
-            )
+            return reader.read(table.shape, last, table.where, table.before, **limits)
         except NotNow as reason:
             if reason.never:
                 self._leave_to_primary(table, str(reason))
@@ -297,19 +357,19 @@ class ChunkSource:
             raise NotNow(f"the condition of a signal fails: {error.message}", slow=True) from error
 
     def _secure(self) -> WrittenMark:
-        """Wait until no failover can take back what the rows were read from.
+        """Wait until no failover can take back what the rows were read from; in the thread.
 
         The next mark is flushed behind it: where the standbys have that, they have all of it.
         """
         token = uuid.uuid4().hex
-        mark = WrittenMark(token, self._thread.call(self._reader.mark, token))
+        mark = WrittenMark(token, self._reader.mark(token))
         reach("chunk marked")
         until = time.monotonic() + self._secured.seconds
-        while not self._thread.call(self._reader.has_standbys_up_to, mark.end_lsn):
+        while not self._reader.has_standbys_up_to(mark.end_lsn):
             if time.monotonic() > until:
                 self._secured.lost()
                 raise NotNow("the standbys in synchronized_standby_slots are behind")
-            self._thread.waiter.pause(LOOK_S)
+            time.sleep(_LOOK_S)
         self._secured.met()
         return mark
 

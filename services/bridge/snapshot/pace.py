@@ -34,6 +34,11 @@ class RateLimit:
         self._rows_per_second = rows_per_second
         self.due = 0.0
 
+    @property
+    def limits(self) -> bool:
+        """Whether there is a limit."""
+        return self._rows_per_second is not None
+
     def bound(self, rows: int) -> int:
         """Return how many rows a chunk of `rows` may have: at most those of one second."""
         return min(rows, self._rows_per_second or rows)

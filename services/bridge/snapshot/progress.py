@@ -134,12 +134,6 @@ class SnapshotPlan:
             (table for table in self.tables.values() if not (table.done or table.paused)), None
         )
 
-    def after(self, table: TableProgress) -> list[TableProgress]:
-        """Return the tables with keys whose rows are read after those of `table`, in order."""
-        names = [*self.tables]
-        behind = [self.tables[name] for name in names[names.index(table.shape.name) + 1 :]]
-        return [one for one in behind if not (one.done or one.paused or one.before)]
-
     @property
     def waiting(self) -> int:
         """How many tables have rows left to read, also those that are paused."""
@@ -236,15 +230,6 @@ def plan(
             result.undone.append(shape.name)
         result.tables[shape.name] = progress
     return result
-
-
-def may_end(table: TableProgress, rows_estimate: int, rows_max: int) -> bool:
-    """Whether the table may have no rows after its next `rows_max`; -1: no estimate.
-
-    Once rows are read, an estimate that is missing or too low does not count.
-    """
-    left = rows_estimate - table.rows
-    return left <= rows_max and (left > 0 or table.rows == 0)
 
 
 def goes_on(found: SnapshotPlan, last: SnapshotProgress | None) -> bool:

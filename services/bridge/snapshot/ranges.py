@@ -19,9 +19,8 @@ import structlog
 from psycopg import pq
 
 from schemas.errors import SlotbridgeError
-from services.bridge.pgoutput.messages import Row
-from services.bridge.snapshot.cursor import FETCH_BYTES, parts
-from services.bridge.snapshot.tables import CURSOR, Chunk, Query, TableShape, filtered
+from services.bridge.snapshot.copied_rows import copy_rows
+from services.bridge.snapshot.tables import Chunk, Query
 from services.postgres.rows import one_row
 from services.postgres.sessions import Session, names_as_meant
 
@@ -29,6 +28,8 @@ logger = structlog.get_logger(__name__)
 
 RETRY_S: Final = 30.0
 """How long fewer connections read where others could not be had, or saw another snapshot."""
+ROWS_MAX: Final = 1_000
+"""How many rows are read at once of a table whose rows are of an unknown size."""
 _FILL: Final = 0.9
 """How much of its bytes a range is planned to have, as rows differ in size."""
 _SEEN: Final[LiteralString] = """
@@ -37,14 +38,6 @@ _SEEN: Final[LiteralString] = """
 
 class NotShared(Exception):
     """A connection does not see the database snapshot of the first one."""
-
-
-class RangeRows(NamedTuple):
-    """Rows, the bytes of all that were fetched, and whether the range has none after them."""
-
-    rows: list[Row]
-    bytes: int
-    ends: bool
 
 
 class Share(NamedTuple):
@@ -60,26 +53,27 @@ def share_of(workers: int, rows_max: int, bytes_max: int, row_bytes: float | Non
 
     Then one reads it: a range that is not read to its end makes those behind it useless.
     """
-    count = 1 if row_bytes is None else min(workers, rows_max)
-    if count == 1:
-        return Share(1, rows_max, bytes_max)
-    fit = int(_FILL * bytes_max / count / max(1.0, row_bytes or 1.0))
+    if row_bytes is None:
+        return Share(1, min(rows_max, ROWS_MAX), bytes_max)
+    count = min(workers, rows_max)
+    fill = _FILL if count > 1 else 1.0
+    fit = int(fill * bytes_max / count / max(1.0, row_bytes))
     return Share(count, max(1, min(rows_max // count, fit)), bytes_max // count)
 
 
-def joined(ranges: Sequence[RangeRows], rows_max: int) -> RangeRows:
-    """Return up to `rows_max` rows of ranges that follow each other.
+def joined(ranges: Sequence[Chunk], rows_max: int) -> Chunk:
+    """Return ranges that follow each other as one, with no more than `rows_max` rows.
 
     Up to the first range that was not read to its end.
     """
-    rows: list[Row] = []
-    size = 0
-    for one in ranges:
-        rows += one.rows
-        size += one.bytes
-        if len(rows) > rows_max or not one.ends:
-            return RangeRows(rows[:rows_max], size, ends=False)
-    return RangeRows(rows, size, ends=True)
+    whole, size = ranges[0], sum(one.bytes for one in ranges)
+    for one in ranges[1:]:
+        count = whole.looked_at + one.looked_at
+        if not whole.ends or count > rows_max:
+            whole = whole._replace(ends=False)
+            break
+        whole = Chunk([*whole.parts, *one.parts], one.last or whole.last, count, one.ends)
+    return whole._replace(bytes=size)
 
 
 class RangeReader:
@@ -132,7 +126,7 @@ class RangeReader:
         *,
         rows_each: int,
         bytes_each: int,
-    ) -> RangeRows:
+    ) -> Chunk:
         """Read a range for each query, up to `rows_each` rows or `bytes_each`; join them.
 
         Raise psycopg.Error.
@@ -144,7 +138,7 @@ class RangeReader:
 
     def read_each(
         self, first: Session, queries: Sequence[Query], *, rows_each: int, bytes_each: int
-    ) -> list[RangeRows]:
+    ) -> list[Chunk]:
         """Read a range for each query, up to `rows_each` rows or `bytes_each`, at the same time.
 
         Return those of the first queries, at least of one: of all where all connections see the
@@ -178,7 +172,7 @@ def _read_apart(
     query: Query,
     rows_max: int,
     bytes_max: int,
-) -> RangeRows:
+) -> Chunk:
     """Read a range in a transaction that imports `snapshot`, if it sees what `seen` tells."""
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
@@ -194,45 +188,16 @@ def _read_apart(
             connection.execute("ROLLBACK")
 
 
-def read_range(connection: Session, query: Query, rows_max: int, bytes_max: int) -> RangeRows:
-    """Declare the cursor of `query`; read up to `rows_max` rows, or those that have `bytes_max`."""
+def read_range(connection: Session, query: Query, rows_max: int, bytes_max: int) -> Chunk:
+    """Read up to `rows_max` rows of `query`, or those that have `bytes_max`."""
     with names_as_meant(connection) if query.meant else contextlib.nullcontext():
-        execute(connection, query.text, query.parameters)
-        found = _fetch(connection, rows_max, bytes_max)
-        execute(connection, b"CLOSE " + CURSOR)
-    return found
+        rows = copy_rows(connection.pgconn, query.text, query.form, rows_max, bytes_max)
+    return Chunk([rows.messages], rows.last, rows.looked_at, rows.ends, rows.bytes)
 
 
-def _fetch(connection: Session, rows_max: int, bytes_max: int) -> RangeRows:
-    def from_cursor(count: int) -> pq.abc.PGresult:
-        return execute(connection, b"FETCH %d FROM %s" % (count, CURSOR))
-
-    rows: list[Row] = []
-    size = 0
-    for part in parts(from_cursor, rows_max + 1, min(FETCH_BYTES, bytes_max)):
-        rows += part.rows
-        size += part.bytes
-        if part.ends:
-            return RangeRows(rows[:rows_max], size, ends=len(rows) <= rows_max)
-        if size >= bytes_max:
-            break
-    return RangeRows(rows[:rows_max], size, ends=False)
-
-
-def chunk_of(shape: TableShape, where: str, found: RangeRows) -> Chunk:
-    """Return the rows of a range that are wanted, and the key of the last one."""
-    rows, last = found.rows, None
-    if rows:
-        width = len(shape.relation.columns)
-        key = rows[-1][width : width + len(shape.read_by)]
-        last = [value.decode() if isinstance(value, bytes) else "" for value in key]
-    wanted = [row for row in rows if row[-1] == b"t"] if filtered(shape, where) else rows
-    return Chunk(wanted, last, len(rows), found.ends, found.bytes)
-
-
-def execute(connection: Session, query: bytes, parameters: Sequence[bytes] = ()) -> pq.abc.PGresult:
+def execute(connection: Session, query: bytes) -> pq.abc.PGresult:
     """Return results in text form as the server has printed them, without psycopg's types."""
-    result = connection.pgconn.exec_params(query, [*parameters])
-    if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+    result = connection.pgconn.exec_params(query, [])
+    if result.status != pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.error_from_result(result, encoding="utf-8")
     return result

@@ -39,6 +39,9 @@ class ReaderThread:
         **kwargs: Parameters.kwargs,
     ) -> Result:
         """Call it in the thread and return its result."""
-        future = self._pool.submit(function, *args, **kwargs)
+        return self.result(self.submit(function, *args, **kwargs))
+
+    def result(self, future: Future[Result]) -> Result:
+        """Wait for the result of what was submitted."""
         self.waiter.wait([future], LOOK_S)
         return future.result()

@@ -12,15 +12,19 @@ the bound of what its rows show: changes that commit before it may be in them al
 """
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from schemas.shaping import FlatSettings
+from services.bridge.compiled import Messages
 from services.bridge.events.description import Describe
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.errors import ExpressionFailed, not_encoded
-from services.bridge.events.event import Event, Stamp
+from services.bridge.events.event import Event, Stamp, size_of
 from services.bridge.events.rows import Table, Writer
 from services.bridge.events.values.encoders import Encoders
-from services.bridge.pgoutput.messages import Relation, Row
+from services.bridge.pgoutput.decoder import Decoder
+from services.bridge.pgoutput.messages import Insert, Relation, Row
+from services.bridge.snapshot.copied_rows import ROW_AT, form_of
 from services.bridge.snapshot.progress import Snapshot
 
 
@@ -38,8 +42,12 @@ class RowEvents(Envelope):
         encoders: Encoders,
         flat: FlatSettings | None = None,
         dead_rows: bool = False,
+        without_partitions: Callable[[int], None] = lambda _oid: None,
     ) -> None:
+        """`without_partitions`: takes the oid of a table that is not partitioned."""
+        self._without_partitions = without_partitions
         self._xid = 0
+        self._decoder = Decoder()
         super().__init__(
             name,
             database,
@@ -61,70 +69,81 @@ class RowEvents(Envelope):
         self._xid = xid
         self.begin(stamp)
 
-    def describe(self, relation: Relation, seq: int) -> tuple[list[Event], bool]:
+    def describe(
+        self, relation: Relation, seq: int, *, partitioned: bool
+    ) -> tuple[list[Event], bool]:
         """Return the schema event of `relation`, and whether its key is certain.
 
-        `seq`: the number of the table's first row.
+        `seq`: the number of the table's first row. `partitioned`: what the catalog says of it.
         """
+        if not partitioned:
+            self._without_partitions(relation.oid)
         self._table(relation, seq)
         return self.take_shapes(), relation.oid not in self._unsettled
 
     def read(
         self,
         relation: Relation,
-        rows: Sequence[Row],
+        parts: Sequence[Messages],
         kind: Callable[[int], Snapshot],
         lsn: int,
         first_seq: int,
-    ) -> list[Event]:
-        """Encode `rows`, numbered from `first_seq`; `kind`: `source.snapshot` of each, from 0.
+    ) -> tuple[list[Event], int]:
+        """Encode rows, numbered from `first_seq`; return their events, and the bytes of these.
 
-        `lsn`: they show nothing that was committed after. Raise BadInput for a value that can't be
-        encoded.
+        `kind`: `source.snapshot` of each row, from 0; only that of the first and of the last one
+        may be another than "true". `lsn`: they show nothing that was committed after. Raise
+        BadInput for a value that can't be encoded.
         """
-        table = self._table(relation, 0)
-        texts, width = self._texts, len(relation.columns)
-        write = table.writer(Event, "r", width, metadata=self._metadata, old=False)
-        writer = None if write is None else Writer(write, table.counter, 1)
+        texts, last = self._texts, first_seq + sum(map(len, parts)) - 1
         head, flat = texts.head, texts.flat
+        table = self._table(relation, 0)
+        writers = self._writers(relation, table)
         events: list[Event] = []
-        for seq, row in enumerate(rows, first_seq):
-            said = kind(seq - first_seq)
-            if said != "true":
-                texts.head = head.replace('"snapshot":"true"', f'"snapshot":"{said}"', 1)
-                texts.flat = flat.replace('snapshot":"true"', f'snapshot":"{said}"')
-            row = row[:width]
-            try:
-                event = None
-                if writer is not None:
-                    event = self.row(writer, tuple_data(row), 0, lsn, seq)
-                events += (event,) if event is not None else self._read(table, row, lsn, seq)
-            except ValueError as error:
-                raise not_encoded(error, table.name, lsn) from error
-            texts.head, texts.flat = head, flat
-        return events
+        seq, size = first_seq, 0
+        for messages in parts:
+            index = 0
+            while index < len(messages):
+                alone = seq in (first_seq, last)
+                end = index + 1 if alone else min(len(messages), index + last - seq)
+                row_kind = kind(seq - first_seq) if alone else "true"
+                texts.head = head.replace('"snapshot":"true"', f'"snapshot":"{row_kind}"', 1)
+                texts.flat = flat.replace('snapshot":"true"', f'snapshot":"{row_kind}"')
+                while index < end:
+                    index, seq, more = self.rows(
+                        messages, index, ROW_AT, writers, events, seq, end=end, lsn=lsn
+                    )
+                    size += more
+                    if index < end:  # it goes the long way, as in the stream
+                        row = self._decoded(relation, messages[index][1])
+                        added = self._read(table, row, lsn, seq)
+                        events += added
+                        size += size_of(added)
+                        index, seq = index + 1, seq + 1
+        texts.head, texts.flat = head, flat
+        return events, size
+
+    def _writers(self, relation: Relation, table: Table) -> dict[bytes, Writer]:
+        """Return the table's encoder, by what its rows' messages begin with."""
+        width = len(relation.columns)
+        write = table.writer(Event, "r", width, metadata=self._metadata, old=False)
+        return {} if write is None else {form_of(relation).head: Writer(write, table.counter, 1)}
+
+    def _decoded(self, relation: Relation, message: bytes) -> Row:
+        self._decoder.relations[relation.oid] = relation
+        return cast("Insert", self._decoder.decode(message, 0)).new
 
     def _read(self, table: Table, row: Row, lsn: int, seq: int) -> list[Event]:
         """Encode a row the long way; none where a filter leaves it out."""
-        if table.rules is not None:
-            try:
-                chosen = table.rules.chosen(row)
-            except ExpressionFailed as error:
-                return [self._unpublished(table, row, error, lsn, seq)]
-            if chosen is None:
-                return []
-            row = chosen
-        after, headers = table.encoded(row)
-        value = self._value(table, "null", after, "r", lsn, seq)
-        return [table.event("r", table.key(row), value, headers, seq, lsn)]
-
-
-def tuple_data(row: Row) -> bytes:
-    """Return a row's values as pgoutput writes them (protocol-logicalrep, TupleData)."""
-    parts: list[bytes] = []
-    for value in row:
-        if isinstance(value, bytes):
-            parts += (b"t", len(value).to_bytes(4, "big"), value)
-        else:
-            parts.append(b"n")
-    return b"".join(parts)
+        try:
+            chosen = row if table.rules is None else table.rules.chosen(row)
+        except ExpressionFailed as error:
+            return [self._unpublished(table, row, error, lsn, seq)]
+        if chosen is None:
+            return []
+        try:
+            after, headers = table.encoded(chosen)
+            value = self._value(table, "null", after, "r", lsn, seq)
+            return [table.event("r", table.key(chosen), value, headers, seq, lsn)]
+        except ValueError as error:
+            raise not_encoded(error, table.name, lsn) from error

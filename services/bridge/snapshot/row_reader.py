@@ -18,6 +18,7 @@ from psycopg import pq
 
 from schemas.errors import OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from services.bridge.pgoutput.messages import Relation, RelationColumn
+from services.bridge.snapshot.copied_rows import RowsTooLarge
 from services.bridge.snapshot.places import (
     Blocks,
     Density,
@@ -26,7 +27,7 @@ from services.bridge.snapshot.places import (
     block_of,
     places_query,
 )
-from services.bridge.snapshot.ranges import RangeReader, Share, chunk_of, execute, share_of
+from services.bridge.snapshot.ranges import RangeReader, Share, execute, share_of
 from services.bridge.snapshot.row_order import Versions, order_versions
 from services.bridge.snapshot.tables import (
     Chunk,
@@ -181,13 +182,12 @@ class RowReader:
         with self._statement("read rows", shape.name):
             bounds = self._bounds(shape, last, share, within)
             ranges = [KeyRange(*pair) for pair in pairwise([last, *bounds, None])]
-            rows_each = share.rows if within is None else rows_max
+            rows_each = share.rows if within is None else min(rows_max, 2 * share.rows)
             queries = [chunk_query(shape, one, where, rows_each + 1, condition) for one in ranges]
-            found = self._range_reader.read(
+            chunk = self._range_reader.read(
                 self._rows, queries, rows_max, rows_each=rows_each, bytes_each=share.bytes
             )
-        self._row_bytes[oid] = found.bytes / max(1, len(found.rows))
-        chunk = chunk_of(shape, where, found)
+        self._learn(oid, chunk)
         if within is not None:
             read = within.read(chunk.last, whole=chunk.ends)
             self._density.learn(oid, chunk.looked_at, read)
@@ -208,18 +208,23 @@ class RowReader:
         if not tables:
             return []
         rows_each, bytes_each = rows_max // len(tables), bytes_max // len(tables)
+        sizes = [self._row_bytes.get(shape.relation.oid) for shape, *_ in tables]
+        rows_each = min(share_of(1, rows_each, bytes_each, size).rows for size in sizes)
         queries = [
             chunk_query(shape, KeyRange(last, None), where, rows_each + 1)
             for shape, last, where in tables
         ]
         with self._statement("read rows", tables[0][0].name):
-            found = self._range_reader.read_each(
+            chunks = self._range_reader.read_each(
                 self._rows, queries, rows_each=rows_each, bytes_each=bytes_each
             )
-        return [
-            chunk_of(shape, where, one)
-            for (shape, _, where), one in zip(tables, found, strict=False)
-        ]
+        for (shape, *_), chunk in zip(tables, chunks, strict=False):
+            self._learn(shape.relation.oid, chunk)
+        return chunks
+
+    def _learn(self, oid: int, chunk: Chunk) -> None:
+        if chunk.looked_at:
+            self._row_bytes[oid] = chunk.bytes / chunk.looked_at
 
     def _blocks(
         self, shape: TableShape, last: Sequence[str] | None, rows: int, before: RowsBefore
@@ -257,8 +262,7 @@ class RowReader:
             return []
         if within is not None:
             return within.bounds(share.ranges)
-        query = bounds_query(shape, last, share.rows, share.ranges - 1)
-        found = execute(self._rows, *query)
+        found = execute(self._rows, bounds_query(shape, last, share.rows, share.ranges - 1))
         columns = range(found.nfields)
         return [
             [(found.get_value(row, column) or b"").decode() for column in columns]
@@ -353,6 +357,10 @@ class RowReader:
     ) -> SlotbridgeError | NotNow:
         if self._closed:
             return Retryable("the session ends", operation=operation, subject=self._subject)
+        if isinstance(error, RowsTooLarge):
+            self._row_bytes[error.oid] = error.row_bytes
+            self._end_sessions()
+            return NotNow(str(error))
         state = getattr(error, "sqlstate", None)
         if state is None or any(one.closed for one in self._all):
             self._end_sessions()

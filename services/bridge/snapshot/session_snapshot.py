@@ -64,6 +64,7 @@ def open_snapshot(
         encoders=encoders,
         flat=shaping.flat,
         dead_rows=bridge.on_refused == "dead_letter",
+        without_partitions=relations.without_partitions,
     )
     reader = SnapshotReader(
         primary.conninfo,

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from schemas.snapshot import SignalPosition, SnapshotRequest, SnapshotSettings
-from services.bridge.events.event import Event, Stamp
+from services.bridge.events.event import Event, Stamp, size_of
 from services.bridge.snapshot.progress import Owner
 from services.bridge.snapshot.requests import (
     BadSignal,
@@ -22,7 +22,7 @@ from services.bridge.snapshot.requests import (
     topic_signal,
 )
 from services.bridge.snapshot.signal_topic import SignalTopic, TopicSignal
-from services.bridge.transactions.assembler import EventBatch, size_of
+from services.bridge.transactions.assembler import EventBatch
 
 logger = structlog.get_logger(__name__)
 

@@ -1,10 +1,10 @@
 """Puts chunks of the tables' rows into the stream of changes, exactly where they belong.
 
     perform   a mark is written into the WAL                           the stream goes on
-    emit      the mark arrives; a database snapshot is taken, which    the stream stands still
-              sees all that was published before; the chunk is read
-              under it; the next mark is written; the standbys have
-              all that it saw; its rows go to Kafka as a transaction
+    emit      the mark arrives; a chunk is taken that was read under   the stream stands still
+              a database snapshot which sees all that was published
+              before; the next mark is written; the standbys have
+              all that was seen; the rows go to Kafka as a transaction
               at the mark, with the progress that covers them
 
 As the next mark lies behind all that was committed meanwhile, the stream catches up between two
@@ -26,13 +26,14 @@ import structlog
 from schemas.errors import SetupError
 from schemas.snapshot import SnapshotProgress, SnapshotSettings
 from services.bridge import metrics
-from services.bridge.events.event import Stamp
+from services.bridge.events.event import Stamp, size_of
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
 from services.bridge.pgoutput.messages import Relation
 from services.bridge.snapshot.chunk_events import ChunkEvents
 from services.bridge.snapshot.chunk_source import ChunkSource, SeenChunks
 from services.bridge.snapshot.narration import Narration
+from services.bridge.snapshot.next_chunk import next_chunk
 from services.bridge.snapshot.pace import ChunkSize, RateLimit
 from services.bridge.snapshot.pending import AwaitedMark, Inspecting, Reading
 from services.bridge.snapshot.progress import (
@@ -44,7 +45,6 @@ from services.bridge.snapshot.progress import (
     TableProgress,
     beginning_for,
     goes_on,
-    may_end,
     plan,
     progress_event,
     progress_of,
@@ -64,7 +64,7 @@ from services.bridge.snapshot.signals import Signals
 from services.bridge.snapshot.standby import Standby
 from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import PublishedXids
-from services.bridge.transactions.assembler import EventBatch, size_of
+from services.bridge.transactions.assembler import EventBatch
 from services.waiter import Waiter
 
 logger = structlog.get_logger(__name__)
@@ -148,7 +148,7 @@ class Snapshotter:
 
     def close(self) -> None:
         """End the connections and what runs on them."""
-        readers = [self._reader] if self._standby is None else [self._reader, self._standby]
+        readers = [one for one in (self._reader, self._standby) if one is not None]
         for reader in readers:
             reader.interrupt()
         self._thread.close()
@@ -294,9 +294,9 @@ class Snapshotter:
             return self._published_again(batch, reading.plan)
         began = time.monotonic()
         try:
-            filled, count, waited_s = self._fill(batch, stamp, reading, table)
+            filled, count, waited_s = self._fill(batch, stamp, reading)
         except NotNow as reason:
-            self._postpone(reading, table, reason)
+            self._postpone(table, reason)
             return batch
         except SetupError as error:
             if error.subject != table.shape.name:
@@ -305,10 +305,10 @@ class Snapshotter:
             self._plan_anew()
             return batch
         finally:
-            self._source.end()
             took_s = time.monotonic() - began
             metrics.SNAPSHOT_HOLD_SECONDS.observe(took_s)
-        self._size.learn(count, took_s - waited_s)
+        if not self._events.described:  # describing tables takes longer than reading small ones
+            self._size.learn(count, took_s - waited_s)
         self._rate.learn(count, began)
         if reading.plan.next is None:
             self._rest(reading.plan, time.monotonic())
@@ -326,43 +326,44 @@ class Snapshotter:
         done = self._last.model_copy(update={"waiting": found.waiting, "refused": found.refused})
         self._note_progress(done)
         event = progress_event(self._prefix, done)
-        staging, size = [*batch.staging, event], batch.bytes + size_of([event])
-        return batch._replace(staging=staging, bytes=size)
+        size = batch.bytes + size_of([event])
+        return batch._replace(staging=[*batch.staging, event], bytes=size)
 
     def _note_progress(self, done: SnapshotProgress) -> None:
         self._found[done.schema_, done.table] = self._last = done
 
     def _fill(
-        self, batch: EventBatch, stamp: Stamp, reading: Reading, table: TableProgress
+        self, batch: EventBatch, stamp: Stamp, reading: Reading
     ) -> tuple[EventBatch, int, float]:
-        """Return the batch with the table's next chunk, and those of tables behind it.
+        """Return the batch with the next chunk, or with those of several tables.
 
         And how many rows were looked at, and how long was waited for what is not the chunks'.
         """
-        rows_max = self._rate.bound(self._size.rows)
-        estimate = reading.rows_estimates.get(table.shape.name, -1)
-        others = reading.plan.after(table) if may_end(table, estimate, rows_max) else []
-        seen = self._source.take(
-            table, others, reading.published, rows_max=rows_max, bytes_max=self._bytes_max
-        )
+        limits = self._rate.bound(self._size.rows), self._bytes_max
+        estimates = reading.rows_estimates
+        wanted = next_chunk(reading.plan, (), estimates, limits[0])
+        assert wanted is not None
+        seen = self._source.take(batch.mark, wanted, reading.published, *limits)
         reading.awaited = AwaitedMark(seen.next_mark.token)
+        following = next_chunk(reading.plan, seen.chunks, estimates, limits[0])
+        if following is not None and not self._rate.limits:
+            self._source.read_ahead(seen.next_mark.token, following, *limits)
         self._events.begin(stamp, seen.sight, seen.next_mark.end_lsn)
         looked_at, progress = 0, []
         for one, chunk in seen.chunks:
-            events, certain = self._events.rows(reading.plan, one, chunk)
+            size, certain = self._events.rows(reading.plan, one, chunk)
             if certain:
-                one.bytes += sum(len(each.key or b"") + len(each.value or b"") for each in events)
-                one.rows_estimate = reading.rows_estimates.get(one.shape.name, -1)
+                one.bytes += size
+                one.rows_estimate = estimates.get(one.shape.name, -1)
                 done = self._advanced(reading.plan, one, chunk, seen, stamp)
                 progress.append(progress_event(self._prefix, done))
                 looked_at += chunk.looked_at
-                at_lsn = batch.position.end_lsn
-                self.narration.chunk(reading.plan, one, reading.rows_estimates, at_lsn)
-        events = [*self._events.whole(), *progress]
-        if not events:
-            return batch, 0, seen.waited_s
-        self._owner = self._owner._replace(end_lsn=batch.position.end_lsn)
-        return batch._replace(events=events, bytes=size_of(events)), looked_at, seen.waited_s
+                self.narration.chunk(reading.plan, one, estimates, batch.position.end_lsn)
+        events, size = [*self._events.whole(), *progress], self._events.bytes + size_of(progress)
+        if events:
+            self._owner = self._owner._replace(end_lsn=batch.position.end_lsn)
+            batch = batch._replace(events=events, bytes=size)
+        return batch, looked_at, seen.waited_s
 
     def _advanced(
         self,
@@ -373,7 +374,7 @@ class Snapshotter:
         stamp: Stamp,
     ) -> SnapshotProgress:
         """Note that the chunk is in the stream; return the table's progress."""
-        count = len(chunk.rows)
+        count = chunk.row_count
         table.rows += count
         found.begun = found.begun or count > 0
         table.chunks += 1
@@ -384,20 +385,13 @@ class Snapshotter:
         now_ms = time.time_ns() // 1_000_000
         table.began_ms = table.began_ms or now_ms
         done = progress_of(
-            self._owner,
-            table,
-            position,
-            now_ms,
-            found.waiting,
-            seen.read_from,
-            refused=found.refused,
+            self._owner, table, position, now_ms, found.waiting, seen.read_from, found.refused
         )
         self._note_progress(done)
         metrics.SNAPSHOT_CHUNKS.inc()
         return done
 
-    def _postpone(self, reading: Reading, table: TableProgress, reason: NotNow) -> None:
-        reading.awaited = None
+    def _postpone(self, table: TableProgress, reason: NotNow) -> None:
         if reason.changed:
             self._plan_anew()
         if reason.slow:

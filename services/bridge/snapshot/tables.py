@@ -1,7 +1,7 @@
 """A published table as a snapshot reads it, and the SQL of its next chunk. Pure.
 
 Rows are read in the order of a unique key, on after the last row of the chunk before. The server
-alone compares: its bounds are parameters in text form, cast to the columns' types, so that
+alone compares: its bounds are literals in text form, cast to the columns' types, so that
 collations, uuids, numerics and composite keys are ordered as the index has them. A table without a
 key is read in the order of its rows' places (services.bridge.snapshot.places).
 """
@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
-from services.bridge.pgoutput.messages import Relation, Row
+from services.bridge.compiled import Messages
+from services.bridge.pgoutput.messages import Relation
 from services.bridge.pgoutput.pg_types import TYPE_NAMES
-from services.postgres.identifiers import identifier
-
-CURSOR: Final = b"slotbridge_chunk"
+from services.bridge.snapshot.copied_rows import LineForm, form_of
+from services.postgres.identifiers import identifier, literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,22 @@ class TableShape:
 
 
 class Chunk(NamedTuple):
-    """Rows as they were read.
+    """Rows as they were read, in parts that follow each other.
 
     `last`: the key of the last one that was looked at, of `looked_at` rows. `ends`: the table has
     none after them. `bytes`: of all that was fetched for them.
     """
 
-    rows: list[Row]
+    parts: list[Messages]
     last: list[str] | None
     looked_at: int
     ends: bool
     bytes: int = 0
+
+    @property
+    def row_count(self) -> int:
+        """How many rows it has."""
+        return sum(map(len, self.parts))
 
 
 class KeyRange(NamedTuple):
@@ -130,17 +135,17 @@ class SettingsCondition(str):
 
 
 class Query(NamedTuple):
-    """A query and its parameters. `meant`: a SettingsCondition is in it."""
+    """A query, and how COPY writes its rows. `meant`: a SettingsCondition is in it."""
 
     text: bytes
-    parameters: list[bytes]
+    form: LineForm
     meant: bool = False
 
 
 def chunk_query(
     shape: TableShape, keys: KeyRange, where: str, rows: int, within: str = ""
 ) -> Query:
-    """Make the SQL that declares the cursor CURSOR over the next `rows` rows, and its parameters.
+    """Make the SQL that reads the next `rows` rows.
 
     Of those with such keys; of rows `within` that condition alone.
     The rows have the published columns and then those of `read_by`. Where the table is `filtered`,
@@ -149,8 +154,7 @@ def chunk_query(
     """
     key = [identifier(column.name) for column in shape.read_by]
     columns = [identifier(column.name) for column in shape.relation.columns]
-    conditions, parameters = _bounds(shape, keys)
-    after = _where([*conditions, within])
+    after = _where([*_bounds(shape, keys), within])
     # By number: a name would be that of an output column first.
     order = ", ".join(str(len(columns) + n) for n in range(1, len(key) + 1))
     source = f"FROM {shape.identifier}{after} ORDER BY {order} LIMIT {rows:d}"
@@ -166,16 +170,14 @@ def chunk_query(
             f" FROM (SELECT {', '.join(named)}, ({wanted}) IS TRUE AS wanted {source}) AS chunk"
             f" ORDER BY {order}"
         )
-    declared = f"DECLARE {CURSOR.decode()} NO SCROLL CURSOR FOR {query}"
-    return Query(declared.encode(), parameters, isinstance(where, SettingsCondition))
+    form = form_of(shape.relation, len(key), filtered=filtered(shape, where))
+    return Query(query.encode(), form, isinstance(where, SettingsCondition))
 
 
-def bounds_query(
-    shape: TableShape, last: Sequence[str] | None, rows: int, count: int
-) -> tuple[bytes, list[bytes]]:
+def bounds_query(shape: TableShape, last: Sequence[str] | None, rows: int, count: int) -> bytes:
     """Make the SQL that reads the key of each `rows`-th row after `last`, `count` times."""
     key = ", ".join(identifier(column.name) for column in shape.read_by)
-    conditions, parameters = _bounds(shape, KeyRange(last, None))
+    conditions = _bounds(shape, KeyRange(last, None))
     aliases = ", ".join(f"k{n}" for n in range(len(shape.read_by)))
     query = (
         f"SELECT {aliases}"  # noqa: S608
@@ -183,20 +185,18 @@ def bounds_query(
         f" FROM {shape.identifier}{_where(conditions)} ORDER BY {key} LIMIT {rows * count:d})"
         f" AS next ({aliases})) AS numbered WHERE number % {rows:d} = 0 ORDER BY number"
     )
-    return query.encode(), parameters
+    return query.encode()
 
 
-def _bounds(shape: TableShape, keys: KeyRange) -> tuple[list[str], list[bytes]]:
-    """Return the conditions for rows with such keys, and their parameters."""
+def _bounds(shape: TableShape, keys: KeyRange) -> list[str]:
+    """Return the conditions for rows with such keys."""
     conditions: list[str] = []
-    parameters: list[bytes] = []
     for sign, bound in ((">", keys.after), ("<=", keys.until)):
         if bound is not None:
-            numbers = range(len(parameters) + 1, len(parameters) + len(bound) + 1)
-            bounds = [f"${n}::{one.type}" for n, one in zip(numbers, shape.read_by, strict=True)]
+            pairs = zip(bound, shape.read_by, strict=True)
+            bounds = [f"{literal(value)}::{column.type}" for value, column in pairs]
             conditions.append(_beyond(shape.read_by, bounds, sign))
-            parameters += [value.encode() for value in bound]
-    return conditions, parameters
+    return conditions
 
 
 def _beyond(key: Sequence[KeyColumn], bounds: Sequence[str], sign: str) -> str:

@@ -20,7 +20,7 @@ from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.errors import not_encoded
-from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
+from services.bridge.events.event import Ended, Event, Stamp, size_of
 from services.bridge.events.rows import Table
 from services.bridge.events.sent_relations import SentRelations
 from services.bridge.events.shaping.tables import Shaping
@@ -361,13 +361,3 @@ def numbers(change: Insert | Update | Delete | Truncate) -> int:
     if isinstance(change, Update):
         return 1 if change.old is None else 2
     return len(change.relations) if isinstance(change, Truncate) else 1
-
-
-def size_of(events: list[Event]) -> int:
-    """Return how many bytes these events take in memory."""
-    size = 0
-    for event in events:
-        size += EVENT_OVERHEAD_BYTES + len(event.value or b"") + len(event.key or b"")
-        if isinstance(event.placed_by, bytes):
-            size += len(event.placed_by)
-    return size

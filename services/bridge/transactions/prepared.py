@@ -20,7 +20,7 @@ from typing import Final
 
 from schemas.errors import OperatorNeeded
 from schemas.events import PreparedRecord
-from services.bridge.events.event import Event
+from services.bridge.events.event import Event, size_of
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.errors import misplaced
 from services.bridge.pgoutput.messages import (
@@ -34,7 +34,7 @@ from services.bridge.pgoutput.messages import (
     StreamPrepare,
 )
 from services.bridge.progress.errors import RECOVER_ANYWAY
-from services.bridge.transactions.assembler import Assembler, EventBatch, size_of
+from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.replay import Decision, replay, surviving
 from services.bridge.transactions.staged_descriptions import StagedDescriptions
 from services.bridge.transactions.staging import staged_header, staged_parts, tombstones

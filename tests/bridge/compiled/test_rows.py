@@ -11,6 +11,7 @@ from schemas.kafka import KafkaSettings
 from schemas.settings import ValueSettings
 from schemas.shaping import FIELDS, FlatSettings, ShapingSettings
 from services.bridge import compiled
+from services.bridge.compiled import new_messages
 from services.bridge.events.description import Described
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Event, Stamp
@@ -19,6 +20,7 @@ from services.bridge.events.formats.strict_encoders import StrictEncoders
 from services.bridge.events.formats.table_format import Formats, TableFormat
 from services.bridge.events.rows import WORTH_ROWS
 from services.bridge.events.shaping.tables import Shaping
+from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.messages import (
     UNCHANGED,
     Delete,
@@ -31,13 +33,13 @@ from services.bridge.pgoutput.messages import (
     Value,
 )
 from services.bridge.pgoutput.type_names import PgType
-from services.bridge.snapshot.row_events import tuple_data
 from tests.bridge.compiled.test_codecs import without_compiled
 from tests.bridge.conftest import COMPILED
 from tests.promises.bridge.known_registry import KnownRegistry
 from tests.promises.bridge.strategies import names
 from tests.promises.bridge.values.documents import KINDS, texts
 from tests.promises.bridge.values.forms import DEBEZIUM, OIDS
+from tests.promises.bridge.wire import encode
 
 pytestmark = COMPILED
 NOW_US = 1_700_000_000_000_000
@@ -145,11 +147,6 @@ def tables(draw: st.DrawFn) -> tuple[Relation, list[Row], Row]:
     return relation, rows, [rows[-1][0], *holes]
 
 
-def between(relation: Relation) -> bytes:
-    """What stands between the old row and the new one in pgoutput's message."""
-    return b"N" + len(relation.columns).to_bytes(2, "big")
-
-
 @dataclass
 class Run:
     """What becomes of rows in a format, and with which functions."""
@@ -202,10 +199,10 @@ def run(table: tuple[Relation, list[Row], Row], form: Any, flat: FlatSettings | 
             assert compiled.engine is None
             found.events += envelope.events_of(row, 300, len(found.events))
             continue
-        old = b"" if isinstance(row, Insert) else tuple_data(first) + between(relation)
-        event = envelope.row(writer, old + tuple_data(row.new), 0, 300, len(found.events))
-        assert event is not None
-        found.events.append(event)
+        data, decoder, messages = encode(row), Decoder(), new_messages()
+        messages.append((300, data))
+        writers, seq = {decoder.row_kind(data): writer}, len(found.events)
+        assert envelope.rows(messages, 0, decoder.row_at, writers, found.events, seq)[0] == 1
     return found
 
 

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from schemas.errors import BadInput, SettingsError
 from schemas.kafka import Format
 from schemas.shaping import FIELDS, POSITION, ShapingSettings, field_name
+from services.bridge.compiled import new_messages
 from services.bridge.events.description import Described
-from services.bridge.events.event import Event, Stamp
+from services.bridge.events.event import Event, Stamp, size_of
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import (
     Begin,
     Commit,
+    Insert,
     Relation,
     RelationColumn,
     Row,
@@ -35,6 +37,7 @@ from tests.bridge.events.test_row_encoders import (
     events,
     tables,
 )
+from tests.promises.bridge.wire import encode
 
 pytestmark = pytest.mark.usefixtures("twin")
 OWN = ("bank.transaction", "b.transaction")
@@ -168,8 +171,12 @@ def test_rows_of_a_snapshot_are_flat_too() -> None:
         flat=chosen.flat,
     )
     made.begin_chunks(Stamp(0, 200, NOW_US, 100, NOW_US), 9)
-    made.describe(TABLE, 0)
-    found = made.read(TABLE, [ROW] * 3, lambda seq: "true" if seq else "first", 150, 0)
+    made.describe(TABLE, 0, partitioned=False)
+    rows = new_messages()
+    for _ in range(3):
+        rows.append((0, encode(Insert(TABLE, ROW))))
+    found, size = made.read(TABLE, [rows], lambda seq: "true" if seq else "first", 150, 0)
+    assert size == size_of(found)
     told = [json.loads(event.value or b"") for event in found]
     assert [row["__snapshot"] for row in told] == ["first", "true", "true"]
     assert [row["__source_snapshot"] for row in told] == ["first", "true", "true"]

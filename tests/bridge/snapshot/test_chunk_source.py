@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.bridge.snapshot.chunk_source import ChunkSource
+from services.bridge.snapshot.next_chunk import NextChunk
 from services.bridge.snapshot.reader_thread import ReaderThread
 from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.tables import Chunk
@@ -29,6 +30,7 @@ def table(name: str, oid: int) -> Any:
 
 
 TABLE, *OTHERS = [table(name, oid) for oid, name in enumerate("tuvw", 1)]
+ALONE = NextChunk(TABLE, None, [])
 
 
 class Server:
@@ -111,8 +113,8 @@ def source_of(
 
 
 def taken(source: ChunkSource, *, rows_max: int = 100, bytes_max: int = 1000) -> str:
-    limits = {"rows_max": rows_max, "bytes_max": bytes_max}
-    seen = source.take(TABLE, OTHERS, PublishedXids(), **limits)
+    wanted = NextChunk(TABLE, None, OTHERS)
+    seen = source.take("token", wanted, PublishedXids(), rows_max, bytes_max)
     return "".join(one.shape.name for one, _ in seen.chunks)
 
 
@@ -143,7 +145,7 @@ def fails(error: Exception) -> None:
 def test_the_wait_for_a_replay_does_not_count_as_reading(thread: ReaderThread) -> None:
     source = source_of(thread, Server())
     began = time.monotonic()
-    seen = source.take(TABLE, [], PublishedXids(), rows_max=1, bytes_max=1)
+    seen = source.take("token", ALONE, PublishedXids(), 1, 1)
     assert WAIT_S <= seen.waited_s <= time.monotonic() - began
     assert seen.read_from == "standby"
 
@@ -174,7 +176,7 @@ def test_a_standby_that_is_always_late_is_waited_for_as_long_as_the_settings_say
     assert standby.patience == [1, 2, 4, 8, 16, 30, 30]
     for _ in range(7):
         with pytest.raises(NotNow, match="behind"):
-            source.take(TABLE, [], PublishedXids(), rows_max=1, bytes_max=1)
+            source.take("token", ALONE, PublishedXids(), 1, 1)
     assert standby.patience[7:] == [0.5, 1, 2, 4, 8, 16, 30]
 
 
@@ -185,7 +187,7 @@ def test_a_table_that_the_standby_orders_otherwise_is_read_from_the_primary(
     standby.order_versions = lambda *_: {"c": "2"}
     source = source_of(thread, standby)
     for _ in range(2):
-        seen = source.take(TABLE, [], PublishedXids(), rows_max=1, bytes_max=1)
+        seen = source.take("token", ALONE, PublishedXids(), 1, 1)
         assert seen.read_from == "primary"
     assert len(standby.patience) == 1, "it is not waited for again"
 
@@ -251,3 +253,50 @@ def test_other_tables_that_the_standby_orders_otherwise_are_left_out(thread: Rea
     assert primary.begun == [["t", "u", "v", "w"]]
     assert taken(source) == "t"
     assert primary.begun[-1] == ["t"], "the others are read from the primary"
+
+
+def test_a_chunk_that_is_read_ahead_is_taken_where_it_shows_all_that_was_published(
+    thread: ReaderThread,
+) -> None:
+    """Its database snapshot sees xids below 9, as any here."""
+    primary = Server()
+    source, published = source_of(thread, None, primary=primary), PublishedXids()
+    source.read_ahead("token", ALONE, 1, 1)
+    published.add([8])
+    assert source.take("token", ALONE, published, 1, 1).chunks
+    assert len(primary.begun) == 1
+    source.read_ahead("token", ALONE, 1, 1)
+    published.add([9])
+    with pytest.raises(NotNow, match="not visible yet"):
+        source.take("token", ALONE, published, 1, 1)
+    assert len(primary.begun) > 2, "it was read again"
+
+
+@pytest.mark.parametrize(
+    ("token", "wanted"),
+    [
+        ("other", ALONE),
+        ("token", NextChunk(OTHERS[0], None, [])),
+        ("token", NextChunk(TABLE, ["7"], [])),
+    ],
+)
+def test_another_chunk_than_the_one_that_is_read_ahead_is_read(
+    token: str, wanted: NextChunk, thread: ReaderThread
+) -> None:
+    primary = Server()
+    source = source_of(thread, None, primary=primary)
+    source.read_ahead("token", ALONE, 1, 1)
+    ((table, _),) = source.take(token, wanted, PublishedXids(), 1, 1).chunks
+    assert table is wanted.table
+    assert len(primary.begun) == 2
+    source.take("token", ALONE, PublishedXids(), 1, 1)
+    assert len(primary.begun) == 3, "what was read ahead is good for one mark"
+
+
+def test_what_keeps_a_chunk_from_being_read_ahead_postpones_it(thread: ReaderThread) -> None:
+    primary = Server()
+    primary.locked = "t"
+    source = source_of(thread, None, primary=primary)
+    source.read_ahead("token", ALONE, 1, 1)
+    with pytest.raises(NotNow, match="a lock is held"):
+        source.take("token", ALONE, PublishedXids(), 1, 1)

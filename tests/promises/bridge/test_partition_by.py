@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from schemas.errors import BadInput, SettingsError
 from schemas.schema_events import Column
 from schemas.shaping import ShapingSettings
-from services.bridge.events.event import Event
+from services.bridge.events.event import Event, size_of
 from services.bridge.events.rows import WORTH_ROWS, Table
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.transaction_texts import Counter as EventCounter
@@ -31,7 +31,6 @@ from services.bridge.pgoutput.messages import (
 )
 from services.bridge.recovery.placement import changed
 from services.bridge.sink.batch_produce import partition_of
-from services.bridge.transactions.assembler import size_of
 from tests.bridge.events.shaping.test_tables import events
 from tests.promises.bridge.conftest import NewBridge
 from tests.promises.bridge.reading import committed
