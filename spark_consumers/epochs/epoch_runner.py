@@ -72,7 +72,7 @@ class EpochRunner:
         self._reader = EventReader(spark, kafka, topics, settings.registry, whole=whole)
         self.small_topics = SmallTopics(kafka, topics, self._settings, self._naming)
         self._shapes, self._dead = self.small_topics.shapes, self.small_topics.dead
-        self._asked = self._ledger.asked(spark)
+        self._last_request = self._ledger.asked(spark)
         found = self._tables.states(spark, tick).items()
         self._states = {name: state for name, state in found if self.follows(name)}
         self._stage = Stage(spark, self._settings, self._tables.namespace)
@@ -129,9 +129,8 @@ class EpochRunner:
         """Whether `step` works without new transactions. An epoch to be redone comes first."""
         if self._redo_lsn is not None or self._unrecorded:
             return self._redo_lsn == self._record.commit_lsn
-        parking = self.parking
-        active = self.rebuilds.active(self._states) or parking.refused or parking.sums_anew
-        return bool(active or parking.returning) or self._quiet() is not None
+        active = bool(self.rebuilds.active(self._states))
+        return active or self.parking.is_due or self._quiet() is not None
 
     def waiting(self) -> tuple[int, int]:
         """Tell since when transactions wait, and how many bytes of WAL the tables are behind.
@@ -240,12 +239,11 @@ class EpochRunner:
         self.rebuilds.advance(record, self._states, self._brought, parts=parts)
 
     def _cut(self) -> Cut | None:
+        """Return the next epoch's end; None if it has neither transactions nor tables to return."""
         waiting = self._log.waiting()[1]
         record, done, now_ms = self._record, self._record.commit_lsn, int(time.time() * 1000)
-        parking = self.parking
-        found = parking.refused or parking.sums_anew or parking.returning
-        made = self._redo_lsn is None and (self.rebuilds.ready or (found and not self._unrecorded))
-        if self._redo_lsn == done or (made and not waiting):  # an epoch without transactions
+        due = self.rebuilds.ready or (self.parking.is_due and not self._unrecorded)
+        if self._redo_lsn == done or (self._redo_lsn is None and due and not waiting):
             self._read_small_topics()
             return Cut(done, record.transaction_offset or 0, now_ms, record.commit_ts_ms)
         if self._redo_lsn is not None:
@@ -373,17 +371,18 @@ class EpochRunner:
         self._ledger.thin_at_times(self._spark, epoch)
         self._record, self._states, self._unrecorded = record, states, False
         self._recorded_ms = int(time.time() * 1000)
-        self._look_for(entered.asked)
+        self._read_notes(entered.asked)
         return adopted
 
     def look_for_requests(self) -> None:
         """See which tables are to be made anew, and which no more; call it between two epochs."""
-        self._look_for(self._ledger.asked(self._spark))
+        self._read_notes(self._ledger.asked(self._spark))
 
-    def _look_for(self, asked: str) -> None:
-        if asked == self._asked:
+    def _read_notes(self, last_request: str) -> None:
+        """Read the tables' notes again if `last_request` is a new one of an operator."""
+        if last_request == self._last_request:
             return
-        self._asked = asked
+        self._last_request = last_request
         for name, found in self._tables.states(self._spark, tick).items():
             state = self._states.get(name)
             if state is not None:

@@ -162,6 +162,11 @@ class Parking:
         """The tables that the next epoch brings to the others."""
         return {name for name in self._returning if not sums.is_sums(name)} - self.rebuilding
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next epoch has work with parked tables or sums, even without transactions."""
+        return bool(self.refused or self.sums_anew or self.returning)
+
     def held(self, name: str) -> bool:
         """Tell whether the epoch is to leave a table alone."""
         return name in self.tables and (not self.returns(name) or name in self.rebuilding)
@@ -279,6 +284,7 @@ class Parking:
         return dict(self.tables)
 
     def _park(self, name: str, error: SlotbridgeError) -> None:
+        """Park a table for an error: note it on the table and in the epoch's record, and log it."""
         state, before = self._states.get(name), self.tables.get(name)
         has = (NEVER, NEVER) if state is None else (state.epoch, state.commit_lsn)
         parked = before.parked if before else None
