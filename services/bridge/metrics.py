@@ -349,6 +349,7 @@ class Live(Collector):
 
 
 def _of_slot(slot: Slot, statistics: SlotStatistics | None, wal_lsn: int) -> Iterator[Metric]:
+    """Yield a slot's metrics: state, retained WAL, and its decoding statistics."""
     name = slot.slot_name
     yield _ACTIVE.of({(name,): slot.active_pid is not None})
     yield _FAILOVER.of({(name,): slot.failover})

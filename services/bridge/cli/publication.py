@@ -232,6 +232,7 @@ def _print_plan(
 def _document(
     planned: Changes, statements: list[str], rows: Sequence[str], *, dry_run: bool
 ) -> dict[str, object]:
+    """Return the planned or made changes as the command's JSON."""
     return {
         "publication": planned.publication,
         "created": planned.create,
@@ -250,6 +251,7 @@ def _document(
 
 
 def _failed(error: psycopg.Error, source: SourceSettings) -> Exception:
+    """Return our error for what PostgreSQL answered to a statement of the plan."""
     state, text = error.sqlstate or "08", error.diag.message_primary or str(error)
     subject = f"publication {source.publication}"
     if state == "42501":

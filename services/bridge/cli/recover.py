@@ -163,6 +163,7 @@ def _settings(config: Path) -> Settings:
 def _plan(
     diagnosis: Diagnosis, scope: Scope, settings: Settings, snapshot: SnapshotSettings
 ) -> Iterator[str]:
+    """Yield what is printed before the question: the reason, the steps, and what is lost."""
     source, since = require(settings.source, "source"), _since(diagnosis)
     slot, witness = source.slot, witness_of(source.witness, source.slot).name
     reason = diagnosis.reason
@@ -199,6 +200,7 @@ def _rows_never_published(settings: Settings, snapshot: SnapshotSettings) -> str
 
 
 def _result_lines(done: RecoveryRecord) -> Iterator[str]:
+    """Yield what is printed after the recovery: rows and events of each table."""
     yield f"the topics are equal to the tables as of {format_lsn(done.lsn)}: start the bridge"
     for name, one in sorted(done.tables.items()):
         emptied = "emptied first; " if one.emptied else ""

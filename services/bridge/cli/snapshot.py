@@ -138,6 +138,7 @@ def _mode(snapshot: SnapshotSettings, topics: Topics, slot: str) -> str:
 
 
 def _look(topics: Topics, slot: str) -> Seen:
+    """Return what Kafka has of the slot's snapshots: progress, requests, states, refusals."""
     known = look_for_known(topics)
     tables = [one for one in known.progress if one.slot == slot]
     asked = [one for one in known.requests if one.slot == slot]

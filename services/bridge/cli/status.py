@@ -25,6 +25,7 @@ def print_status(console: Console, status: Status) -> None:
 
 
 def _lines(status: Status) -> Iterator[str]:
+    """Yield the lines that `slotbridge status` prints."""
     record = status.progress
     if record is not None:
         part = " and a part of the next transaction" if record.position.seq else ""
@@ -47,6 +48,7 @@ def _lines(status: Status) -> Iterator[str]:
 
 
 def _host(host: HostStatus) -> str:
+    """Return one line about a server: its problem, or its slot, timeline and positions."""
     if host.problem is not None:
         return host.problem
     parts = [_slot(host)]

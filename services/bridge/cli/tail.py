@@ -87,6 +87,7 @@ def _assign(
 
 
 def _partitions(consumer: Consumer, prefix: str, wanted: frozenset[str]) -> set[tuple[str, int]]:
+    """Return the partitions of the wanted topics; of all topics of events, if none is named."""
     try:
         there = consumer.list_topics(timeout=REQUEST_TIMEOUT_S).topics
     except KafkaException as error:
@@ -139,6 +140,7 @@ def _headers(headers: Mapping[str, str | bytes | None]) -> dict[str, Any]:
 
 
 def _shown(value: str | bytes | None) -> Any:
+    """Return a key or value as JSON reads it, as text where it is not JSON."""
     if value is None:
         return None
     text = value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -92,6 +92,10 @@ def removals(
 def _in_database(
     connection: Connection, source: SourceSettings, *, publication: bool
 ) -> Iterator[Removal]:
+    """Yield what can be removed: slot, origin, sequence, and the publication if asked.
+
+    Raise Retryable while a bridge uses the slot.
+    """
     slot = slots.read_slot(connection, source.slot)
     require_no_waiting_commits(connection, source.slot, OPERATION)
     if slot is not None:
@@ -140,6 +144,8 @@ def _require_rights(connection: Connection, planned: list[Removal], slot: str) -
 def _statement(
     connection: Connection, slot: str, kind: str, name: str, statement: str | sql.Composed
 ) -> Removal:
+    """Return a removal that executes the statement, with `name` as its parameter if it has one."""
+
     def remove() -> None:
         given = None if isinstance(statement, sql.Composed) else [name]
         try:

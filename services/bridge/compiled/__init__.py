@@ -48,6 +48,7 @@ class Engine(NamedTuple):
 
 
 def _modules() -> Engine | None:
+    """Return the compiled modules; None if switched off, not built, or of another version."""
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:

@@ -120,6 +120,7 @@ class Envelope:
             self.tables.pop(self._unsettled.pop(), None)
 
     def _reset(self, counts: Mapping[str, int] | None) -> None:
+        """Begin a transaction's counts anew, or go on from the `counts` of its published part."""
         for counter in self._touched:
             counter.events = 0
         self._touched.clear()
@@ -366,6 +367,10 @@ class Envelope:
         return [Event(*parts[:4], False, table.name, seq, lsn, parts[4], "c")]
 
     def _table(self, relation: Relation, seq: int) -> Table:
+        """Return the relation's encoder. Make it when the server has described the relation anew.
+
+        `seq`: the number of the change that needs it, which a new shape's event gets.
+        """
         known = self.tables.get(relation.oid)
         if known is None or known[0] is not relation:
             described = self._describe(relation, self._texts.stamp, seq)

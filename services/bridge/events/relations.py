@@ -265,6 +265,7 @@ class Relations:
         return self._visible
 
     def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:
+        """Return the relation with its primary key as the message key, and whether that is sure."""
         self._await_catalog(xid)
         found = self._primary.primary_key(relation.oid)
         names = [column.name for column in relation.columns]

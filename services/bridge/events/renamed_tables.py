@@ -104,6 +104,7 @@ class RenamedTables:
         return found
 
     def _columns_lost(self, relation: Relation, name: Name, other: Name) -> list[str]:
+        """Return the columns that are published under `name` and left out under `other`."""
         publishes = self._naming.publishes_column
         return [
             column.name
@@ -112,6 +113,7 @@ class RenamedTables:
         ]
 
     def _masks_lost(self, relation: Relation, name: Name, other: Name) -> list[str]:
+        """Return the columns that are masked under `other` and not, or otherwise, under `name`."""
         mask = self._naming.mask
         return [
             column

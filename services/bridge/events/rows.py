@@ -373,6 +373,7 @@ def _joined(parts: Sequence[Part], row: Row) -> str:
 
 
 def _published_the_same(old: Value, new: Value, encode: Encode) -> bool:
+    """Tell whether both values of a column have the same text in an event."""
     if isinstance(new, Unchanged) or old == new:
         return True
     if not (isinstance(old, bytes) and isinstance(new, bytes)):

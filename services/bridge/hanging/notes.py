@@ -90,6 +90,7 @@ def _tail(topics: Topics, own: bytes) -> list[Record]:
 
 
 def _range(topics: Topics, where: Partition, start: int) -> HangingRange:
+    """Return the records from `start` to the partition's end, counted, with aborted ones."""
     topic, partition = where
     with topics.reader(topic, partition, committed=False) as reader:
         end = reader.bounds()[1]

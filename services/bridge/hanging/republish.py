@@ -100,6 +100,7 @@ def _ending(
 
 
 def _judge_range(topics: Topics, noted: HangingRange, terms: Terms) -> Judged:
+    """Judge what was noted of a partition by its records as they are now; see judge_range."""
     topic = noted.topic
     if topic == progress_topic(topics.prefix):
         return Judged()  # the note has its record

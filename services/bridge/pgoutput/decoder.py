@@ -147,6 +147,7 @@ class Decoder:
         return data[:8] if self._body == 1 else data[:1] + data[5:12]
 
     def _located(self, error: DecodeError, data: bytes, lsn: int) -> DecodeError:
+        """Add operation, LSN, hint and table to an error, and return it."""
         error.operation = "decode pgoutput"
         error.lsn = lsn
         error.hint = "report this with the server's version; the slot keeps the change"
@@ -157,6 +158,7 @@ class Decoder:
         return error
 
     def _relation(self, data: bytes) -> Relation:
+        """Decode a Relation message, and keep it for the changes that name its oid."""
         (oid,) = _U32.unpack_from(data, self._body)
         schema, pos = _cstring(data, self._body + 4)
         table, pos = _cstring(data, pos)

@@ -54,6 +54,7 @@ def decoding(facts: Facts) -> Iterator[Finding]:
 
 
 def _spills(facts: Facts) -> Iterator[Finding]:
+    """Warn where the walsender writes much of what it decodes to disk."""
     seen = facts.primary.statistics
     if seen is None or not seen.spill_txns:
         return
@@ -76,6 +77,7 @@ def _spills(facts: Facts) -> Iterator[Finding]:
 
 
 def _streams(facts: Facts) -> Iterator[Finding]:
+    """Advise more memory where transactions are streamed that would fit in it."""
     seen = facts.primary.statistics
     if seen is None or not seen.stream_txns:
         return
@@ -96,6 +98,7 @@ def _streams(facts: Facts) -> Iterator[Finding]:
 
 
 def _empty(facts: Facts) -> Iterator[Finding]:
+    """Advise where most decoded transactions have no published change."""
     sample = facts.sample
     if sample is None or sample.decoded < _SAMPLE_MIN:
         return

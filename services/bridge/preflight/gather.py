@@ -131,6 +131,7 @@ def gather(
 def _standby(
     conninfo: str, primary: Server, publication: str, written: int, unread: list[tuple[str, str]]
 ) -> SnapshotStandby | None:
+    """Return what is known of the standby that snapshots read; None, and a note, on errors."""
     found = connect(conninfo)
     try:
         if isinstance(found, SlotbridgeError):
@@ -184,6 +185,7 @@ def _primary(
     shaping: ShapingSettings,
     unread: list[tuple[str, str]],
 ) -> Primary:
+    """Return what the primary's catalogs and settings say."""
     naming = Naming("", shaping)
     published = published_columns(connection, source.publication)
     rows = connection.execute(_TABLES).fetchall()

@@ -19,6 +19,7 @@ def retention(facts: Facts) -> Iterator[Finding]:
 
 
 def _slots(facts: Facts) -> Iterator[Finding]:
+    """Warn of each slot that holds more WAL than max_wal_size, or has lost some."""
     primary = facts.primary
     planned = primary.number("max_wal_size", 1024) * MIB
     for slot in primary.slots:
@@ -47,6 +48,7 @@ def _slots(facts: Facts) -> Iterator[Finding]:
 
 
 def _own_slot(facts: Facts) -> Iterator[Finding]:
+    """Warn where the bridge's slot would not survive a failover, or no slot is left."""
     slot, primary = facts.own_slot, facts.primary
     if slot is not None and not slot.failover:
         yield advice(
@@ -75,6 +77,7 @@ def _own_slot(facts: Facts) -> Iterator[Finding]:
 
 
 def _settings(facts: Facts) -> Iterator[Finding]:
+    """Warn of settings that let slots fill the disk, invalidate slots, or drop needed WAL."""
     primary = facts.primary
     if primary.number("max_slot_wal_keep_size", -1) == -1:
         planned = max(1, 4 * primary.number("max_wal_size", 1024) // 1024)

@@ -25,6 +25,7 @@ def tables(facts: Facts) -> Iterator[Finding]:
 
 
 def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
+    """Warn where a table's replica identity is missing, is not a key, or is wider than needed."""
     name = table.full_name
     if changes and (table.identity == "n" or (table.identity == "d" and not table.primary_key)):
         yield advice(
@@ -59,6 +60,7 @@ def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
 
 
 def _partitions(table: PartitionedTable) -> Iterator[Finding]:
+    """Warn where partitions have a narrower replica identity than their root."""
     if not (hiding := table.hiding):
         return
     name = f"{table.relation.schema}.{table.relation.table}"
@@ -78,6 +80,7 @@ def _partitions(table: PartitionedTable) -> Iterator[Finding]:
 
 
 def _left_out(facts: Facts) -> Iterator[Finding]:
+    """Warn where the server sends tables that the settings leave out."""
     publication, found = facts.primary.publication, facts.primary.tables
     out = [table.full_name for table in found if not table.included]
     if publication is None or not out:

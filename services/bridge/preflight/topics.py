@@ -77,6 +77,7 @@ def _of_the_guarantee(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
 
 
 def _sizes(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
+    """Warn of topics that refuse messages which the producer may send."""
     for topic in kafka.topics:
         limit = (topic.config or {}).get("max.message.bytes", "")
         if limit.isdigit() and int(limit) < kafka.message_bytes_max:
@@ -93,6 +94,7 @@ def _sizes(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
 
 
 def _partitions(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
+    """Note topics with fewer partitions than kafka.partitions."""
     for name in sorted(kafka.table_topics - kafka.counted):
         found = kafka.partitions.get(name, 0)
         if found < facts.partitions_wanted:
@@ -122,6 +124,7 @@ def _as_settings(kafka: Kafka) -> Iterator[Finding]:
 
 
 def _compacted(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
+    """Warn of compacted topics of tables whose events may lack a key."""
     for one in kafka.compacted:
         yield advice(
             "topic-refuses-events",

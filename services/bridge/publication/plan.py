@@ -185,6 +185,7 @@ def _require_changeable(
     found: Members | None,
     options: Mapping[TableName, TableOptions],
 ) -> None:
+    """Raise where PostgreSQL can't change the publication to what source.tables lists."""
     if not wanted and not schemas:
         raise SettingsError(
             "source.tables is empty, which stands for all tables",

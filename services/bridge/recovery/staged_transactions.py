@@ -71,6 +71,7 @@ def _fill(spool: _Store, reader: Records, record: PreparedRecord, offsets: dict[
 
 
 def _values(reader: Records, record: PreparedRecord, offsets: dict[int, int]) -> Iterator[bytes]:
+    """Yield a staged transaction's parts in order. Raise ValueError for one that is missing."""
     for part in range(1, record.parts + 1):
         if part not in offsets:
             raise ValueError(f"part {part} of {record.parts} is missing")

@@ -127,6 +127,7 @@ class ComparedTables:
             )
 
     def _read(self, table: Compared, encoder: RepairEvents) -> None:
+        """Read a table's rows as of the baseline into its store. Raise BadInput for equal keys."""
         relation = table.shape.relation
         for rows in self._baseline.rows(table.shape):
             self._topics.waiter.turn()

@@ -84,6 +84,10 @@ class Fold:
         topic: str,
         plain: PlainEvents,
     ) -> None:
+        """Apply a topic's record to the rows: keep the newest by position, erase, or empty.
+
+        `name`: the table; events of others in the same topic are left alone.
+        """
         key, value = message.key(), message.value()
         key = key.encode() if isinstance(key, str) else key
         if value is None:

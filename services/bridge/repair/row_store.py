@@ -113,6 +113,10 @@ class RowStore:
         return repeated
 
     def _take_some(self, some: list[tuple[bytes, bytes]]) -> int:
+        """Compare up to _KEYS_AT_ONCE rows with those of Kafka; keep those that differ.
+
+        Return how many keys came more than once.
+        """
         keys = [key for key, _ in some]
         keys += keys[:1] * (_KEYS_AT_ONCE - len(keys))
         known = {key: (id_, row) for key, id_, row in self._db.execute(_KNOWN, keys)}

@@ -84,6 +84,7 @@ def scope_of(shapes: Iterable[TableShape], shaping: Shaping, without: Sequence[s
 
 
 def _not_comparable(shape: TableShape, shaping: Shaping) -> str:
+    """Return why a table's topic can't be compared with its rows, "" where it can."""
     schema, table = shape.relation.schema, shape.relation.table
     plan = shaping.plan(shape.relation)
     if plan.outbox is not None:

@@ -57,6 +57,10 @@ class Control:
         ]
 
     async def _move(self, request: Request) -> Response:
+        """Answer POST /v1/source: move the bridge to other hosts of its cluster.
+
+        Answer 409 where a server of them has another database, or all have an older timeline.
+        """
         refused = refusal(request, self._token, section=SECTION)
         if refused is not None:
             return refused

@@ -171,6 +171,7 @@ class Session:
             self._parts.group_commit.hurry()
 
     def _perform_due(self, now: float, *, behind: bool) -> None:
+        """Do the work that is not the stream's: commit, read snapshot rows, report, warn."""
         self._parts.group_commit.perform(now, behind=behind)
         if self._parts.snapshot is not None:
             self._parts.snapshot.perform(now)

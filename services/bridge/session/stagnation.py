@@ -41,6 +41,7 @@ class Stagnation:
 
 
 def _final(error: Retryable, sessions: int, reached: Position) -> SlotbridgeError:
+    """Return the error that ends the process after sessions without progress."""
     ended = f"{error.message} ({sessions} sessions in a row ended like this, without progress)"
     fault = isinstance(error, ServerFault)
     return (BadInput if fault else Retryable)(

@@ -146,6 +146,7 @@ class _Opening:
         return self._build(primary, topics, connection, producer, agreed, registry)
 
     def _own_origin(self) -> Primary:
+        """Open the SQL session on the primary, which owns the origin while it lasts."""
         primary = Primary(
             self._source,
             self._waiter,
@@ -326,6 +327,7 @@ class _Opening:
     def _encoding(
         self, primary: Primary, topics: Topics, registry: SchemaRegistry | None, timeline: int
     ) -> _Encoding:
+        """Return what makes events of changes. Raise for tables that the settings do not fit."""
         shaping = self._shaping
         if self._settings.rows_since_lsn is None:  # the first session: a failover does not wait
             self._compare_publication(primary, topics)
@@ -394,6 +396,7 @@ class _Opening:
         return snapshot
 
     def _open_spool(self, heartbeat: Heartbeat) -> Spool:
+        """Open the slot's spool, and let the heartbeat report how much it holds."""
         spool = Spool(
             self._bridge.spool_folder / f"slotbridge-{self._prefix}-{self._slot}.spool",
             memory_bytes_max=self._bridge.spool_memory_bytes_max,
@@ -404,6 +407,7 @@ class _Opening:
         return spool
 
     def _load_staged(self, topics: Topics, spool: Spool) -> list[PreparedRecord]:
+        """Put transactions that are prepared and undecided from Kafka into the spool."""
         with topics.reader(prepared_topic(self._prefix)) as reader:
             try:
                 staged = load_staged(reader, self._slot, spool)

@@ -62,6 +62,7 @@ class CloudEvents:
         ]
 
     def _each(self, events: Sequence[Event], stamp: Stamp) -> Iterator[Event]:
+        """Yield the events, those of rows as CloudEvents."""
         at = _EPOCH + timedelta(microseconds=stamp.commit_time_us)
         time = at.isoformat().replace("+00:00", "Z")
         for event in events:
@@ -77,6 +78,7 @@ class CloudEvents:
         return bool(event.table) and event.topic != self._schema_topic and not of_outbox
 
     def _made(self, event: Event, name: str, time: str, value: bytes) -> Event:
+        """Return a row's event as a CloudEvent: wrapped in JSON, or with `ce_` headers."""
         headers = [*(event.headers or ())]
         if self._structured:
             opening = (

@@ -58,6 +58,7 @@ def _cut_off(
     settings: KafkaSettings,
     then: Mapping[Partition, PartitionEnd],
 ) -> dict[Partition, bool]:
+    """Return what `cut_off` does, of as many partitions as one request has."""
     group = {"group.id": f"slotbridge-start-{uuid.uuid4()}"}
     consumer = make_client(Consumer, {**client_options(settings), **_OPTIONS, **group})
     waiting = {**then}

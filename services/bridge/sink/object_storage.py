@@ -216,6 +216,7 @@ def _denied(uri: str, reason: str) -> SetupError:
 
 
 def _client(settings: ClaimCheckSettings) -> Any:
+    """Return boto3's client for S3. Raise SetupError where boto3 is not installed."""
     try:
         import boto3
         from botocore.config import Config

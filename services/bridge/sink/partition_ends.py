@@ -332,6 +332,7 @@ def _asked_again(
 def _stale(
     then: Mapping[Partition, PartitionEnd], now: Mapping[Partition, PartitionEnd]
 ) -> list[Partition]:
+    """Return the partitions that answer with an earlier end and leader epoch than were known."""
     return [
         partition
         for partition, end in now.items()
@@ -357,6 +358,7 @@ def _identified(lost: Loss) -> str:
 
 
 def _described(lost: Loss) -> str:
+    """Return a sentence that says what Kafka lost."""
     if isinstance(lost, MadeAgain):
         return f"{lost.topic} was deleted and made again (id {lost.id}, not {lost.noted})"
     if isinstance(lost, Gone):

@@ -78,6 +78,7 @@ class ProducerPair:
             raise kafka_error(error, "end hanging transactions", self._subject) from error
 
     def _produce(self, partition: int, event: Event) -> None:
+        """Produce an event; while the queue is full, wait. Raise after INIT_TIMEOUT_S."""
         producer = self.current
         topic, key, value, headers = event[:4]
         deadline = time.monotonic() + INIT_TIMEOUT_S

@@ -129,6 +129,7 @@ class Folder:
             raise self._failed(error) from error
 
     def _compare(self, folder: int) -> None:
+        """Raise where the folder is another storage than at the start, or was mounted anew."""
         found = self._id_in(folder)
         if found != self._id:
             raise OtherStorage(self.uri(MARKER), self._id, found)
@@ -142,6 +143,7 @@ class Folder:
             )
 
     def _id_in(self, folder: int) -> str | None:
+        """Return the id that the folder's marker has, None without a marker."""
         try:
             file = os.open(MARKER, os.O_RDONLY, dir_fd=folder)
         except FileNotFoundError:
@@ -186,6 +188,7 @@ class Folder:
         self._closed = True
 
     def _failed(self, error: OSError) -> SlotbridgeError:
+        """Return our error for one of the file system."""
         reason = os.strerror(error.errno or 0)
         if error.errno in _NO_SPACE:
             hint, code = "make room there; then restart the bridge", ExitCode.DISK_FULL

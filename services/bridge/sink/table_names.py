@@ -91,6 +91,7 @@ class TableNames:
             )
 
     def _read(self) -> None:
+        """Read the names that are noted in Kafka; those of another cluster are kept apart."""
         known: dict[bytes, TableName] = {}
         with self._topics.reader(self._topic) as reader:
             low, end = reader.bounds()

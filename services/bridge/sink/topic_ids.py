@@ -150,6 +150,10 @@ class IdWatch:
         self._due = 0.0
 
     def _take(self, now: float) -> list[MadeAgain]:
+        """Take the brokers' answers; return the topics that were made again.
+
+        With several brokers, one may answer with stale metadata: a new id counts after STALE_S.
+        """
         present = answers(self._asked)
         changed = {one.topic: one for one in made_again(self.known, present)}
         silent = self._asked.keys() - present.keys()

@@ -173,6 +173,7 @@ def _forgets_transactions(topics: Sequence[Topic], prefix: str) -> Iterable[tupl
 
 
 def _lacks(topic: Topic, transactions: str) -> Iterable[Lack]:
+    """Yield what lets a topic lose records, and the configuration that prevents it."""
     if topic.replicas < REPLICAS:
         yield Lack(f"fewer than {REPLICAS} replicas: lost with their brokers' disks", "")
     config = topic.config

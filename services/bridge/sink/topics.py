@@ -338,6 +338,7 @@ class Topics:
             self._learn_all(self.admin.list_topics(timeout=_ATTEMPT_S))
 
     def _learn_all(self, metadata: ClusterMetadata) -> None:
+        """Take brokers, topics and partitions from Kafka's metadata; forget lost topics."""
         self.brokers, self.leaderless = len(metadata.brokers), leaderless(metadata)
         for name, topic in metadata.topics.items():
             if topic.error is None:

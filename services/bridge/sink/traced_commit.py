@@ -31,6 +31,7 @@ class TracedGroupCommit(GroupCommit):
         self._last_lsn = 0
 
     def _send(self, batch: EventBatch) -> None:
+        """Send a batch; the first with events begins the span that all carry as a header."""
         stamp = batch.ended[0].stamp if batch.ended else batch.stamp
         if self._span is None and batch.events and stamp is not None:
             self._span = self._spans.start(
@@ -70,6 +71,7 @@ class TracedGroupCommit(GroupCommit):
         super()._end_commit(commit)
 
     def _finish(self, span: Span) -> None:
+        """End the span of a Kafka transaction, with the slot, positions and counts in it."""
         record = self._resumed
         span.set_attributes(
             {

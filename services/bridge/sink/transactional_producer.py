@@ -208,6 +208,7 @@ class TransactionalProducer:
             self.done = self._refused.passed(record.position.commit_lsn, self._sent, now)
 
     def _commit_open(self, deadline: float) -> None:
+        """Commit the open transaction; try again on retriable errors until `deadline`."""
         asked = False
         while True:
             try:

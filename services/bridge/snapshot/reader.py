@@ -111,6 +111,7 @@ class SnapshotReader(RowReader):
         return Inspection(shapes, estimates, int(row[0]), places, unpublished or (), unreadable)
 
     def _published(self) -> list[PublishedTable]:
+        """Return the published tables. Raise NotNow while one with a row filter is locked."""
         try:
             with self._statement("inspect the published tables"):
                 return published_tables(self._marks, self._publication)

@@ -291,6 +291,7 @@ class RowReader:
         return tuple(sessions)
 
     def _open_one(self, purpose: Purpose = ROWS) -> Session:
+        """Open a session. Raise where it reaches another server than the others."""
         try:
             connection = open_session(purpose, self._conninfo)
         except psycopg.Error as error:
@@ -355,6 +356,7 @@ class RowReader:
     def _translated(
         self, error: psycopg.Error | OSError, operation: str, table: str
     ) -> SlotbridgeError | NotNow:
+        """Return NotNow for what passes (locks, ended sessions), else our error."""
         if self._closed:
             return Retryable("the session ends", operation=operation, subject=self._subject)
         if isinstance(error, RowsTooLarge):

@@ -87,6 +87,7 @@ class Signals:
     def _asked(
         self, topic: str, record: TopicSignal, stamp: Stamp, seq: int
     ) -> list[SnapshotRequest]:
+        """Return the requests of a record in the signal topic; log one that is not a signal."""
         slot, timeline = self._owner.slot, self._owner.timeline
         try:
             signal = topic_signal(record.key, record.value, self._prefix)
@@ -98,6 +99,7 @@ class Signals:
     def _added(
         self, batch: EventBatch, asked: list[SnapshotRequest], others: list[Event]
     ) -> EventBatch:
+        """Note the requests, and return the batch with their records and `others`."""
         for one in asked:
             logger.info("received a signal", id=one.id, type=one.type, tables=one.tables)
         self.requests += asked

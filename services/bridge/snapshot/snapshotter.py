@@ -183,6 +183,7 @@ class Snapshotter:
             reach("signal marked")
 
     def _perform_due(self, now: float) -> None:
+        """Do what is due: take an inspection's result, begin one, or mark a chunk."""
         if self._inspecting is not None:
             if self._inspecting.inspection.done():
                 inspecting, self._inspecting = self._inspecting, None

@@ -155,10 +155,7 @@ class Primary:
         return Selection(name, self._publication_oid or 0, self._settings.origin)
 
     def slot(self) -> Slot | None:
-        """Return the bridge's slot, None if it is missing.
-
-        Raise SetupError for a slot of another kind than the bridge needs.
-        """
+        """Return the bridge's slot, None if it is missing. Raise SetupError for another kind."""
         with self._statement("read the slot"):
             found = slots.read_slot(self._connection, self._settings.slot)
         if found is None:
@@ -345,6 +342,7 @@ class Primary:
             return without_waiting(self._connection, question)
 
     def _ensure_publication(self) -> None:
+        """Make the publication unless it exists. Raise where the slot has used one that is gone."""
         name = self._settings.publication
         if publication_oid(self._connection, name) is not None:
             return

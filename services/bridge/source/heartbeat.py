@@ -97,6 +97,7 @@ class Heartbeat:
             self.due = time.monotonic() + self.interval_s
 
     def _perform(self, primary: Primary, ledger: Ledger) -> None:
+        """Check the publication, move the origin to what Kafka has, and measure the server."""
         primary.check_publication()
         self._beats += 1
         if self._beats % _COMPARED_EACH == 0:

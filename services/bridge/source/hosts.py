@@ -44,6 +44,7 @@ def standby_conninfo(conninfo: SecretStr, connect_timeout_s: int) -> str:
 
 
 def _parameters(conninfo: SecretStr, connect_timeout_s: int, setting: str) -> dict[str, str]:
+    """Return the connection's parameters, with libpq's environment and service file."""
     try:
         parameters = resolved(conninfo.get_secret_value())
     except psycopg.ProgrammingError:

@@ -94,6 +94,7 @@ def has_table(members: Members, table: TableName) -> bool:
 
 
 def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    """Yield the difference of listed tables and schemas that the publication lacks."""
     of_all = seen.members.all_tables
     schemas = [] if of_all else sorted({*source.whole_schemas} - {*seen.members.schemas})
     lacking = sorted(one for one in source.single_tables if not has_table(seen.members, one))
@@ -118,6 +119,7 @@ def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicat
 
 
 def _beyond(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    """Yield the difference of tables and schemas that source.tables does not list."""
     if not source.tables:
         return
     if seen.members.all_tables:
@@ -144,6 +146,7 @@ def _beyond(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicati
 
 
 def _options(seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    """Yield the differences of row filters and column lists."""
     for table, reason in sorted(seen.wrong.items()):
         yield PublicationDifference(
             "publication-row-filter",
@@ -174,6 +177,7 @@ def _options(seen: PublicationSeen) -> Iterator[PublicationDifference]:
 
 
 def _identities(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    """Yield the tables and partitions with another replica identity than is set."""
     for table, identities in sorted(seen.identities.items()):
         wanted = source.of_table(source.replica_identity, table)
         others = [one for one in identities if wanted is not None and one.kind != wanted]
@@ -188,6 +192,7 @@ def _identities(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publi
 
 
 def _operations(shaping: ShapingSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    """Yield the operations that are not published, unless the settings skip them."""
     lacking = [
         operation
         for operation in seen.unpublished
@@ -209,6 +214,7 @@ def _operations(shaping: ShapingSettings, seen: PublicationSeen) -> Iterator[Pub
 
 
 def _parked(naming: Naming, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+    """Yield the tables without a topic of their own: parked at their first change."""
     sharing: dict[str, list[tuple[TableName, TableTopic]]] = {}
     for table in sorted(one for one in seen.tables if naming.publishes(*one)):
         try:

@@ -51,6 +51,10 @@ def wanted_options(
 def _server_filter(
     connection: Connection, table: TableName, condition: str
 ) -> tuple[str, frozenset[str]]:
+    """Return a row filter as the server writes it, and its columns.
+
+    Raise SettingsError for one that it does not understand.
+    """
     try:
         return server_filter(connection, table, condition)
     except psycopg.Error as error:
@@ -99,6 +103,7 @@ def require_covered(
 
 
 def _require_covered(publication: str, options: TableOptions, identity: ReplicaIdentity) -> None:
+    """Raise where the table's UPDATE and DELETE would fail by filter, column list and identity."""
     name, columns = ".".join(identity.table), ", ".join(identity.identity) or "nothing"
     is_full = identity.kind == "full"
     inserts = f"publish inserts alone: ALTER PUBLICATION {publication} SET (publish = 'insert')"

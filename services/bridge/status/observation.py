@@ -206,6 +206,7 @@ def _waiting(record: PreparedRecord, primary: HostStatus | None) -> Waiting:
 def _host(
     conninfo: str, source: SourceSettings, shaping: ShapingSettings, prefix: str
 ) -> HostStatus:
+    """Return a server's state, with the publication's drift if it is the primary."""
     name = host_name(conninfo)
     try:
         with open_session(STATUS, conninfo) as connection:
@@ -220,6 +221,7 @@ def _host(
 
 
 def _read(connection: Connection, name: str, slot: str, kind: Kind) -> HostStatus:
+    """Return a server's role, timeline, slot, witness and positions."""
     server = read_server(connection)
     witness = witness_of(kind, slot)
     read_only = connection.execute("SHOW default_transaction_read_only").fetchone()

@@ -229,6 +229,7 @@ class Assembler:
         return position
 
     def _open(self, begin: Begin, lsn: int, now_us: int) -> None:
+        """Begin a transaction: skip what Kafka has of it, all or the first `seq` numbers."""
         if self._begin is not None:
             raise misplaced("a Begin inside a transaction", lsn)
         self._begin = begin
@@ -249,6 +250,7 @@ class Assembler:
         self._annotations.begin()
 
     def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> EventBatch | None:
+        """Add a change's events to the transaction; return a batch when it is full."""
         if self._begin is None:
             raise misplaced("a change outside a transaction", lsn)
         relations = change.relations if isinstance(change, Truncate) else (change.relation,)
@@ -275,6 +277,10 @@ class Assembler:
         return self._envelope.events_of(change, lsn, number)
 
     def _message(self, message: Message, lsn: int, now_us: int) -> EventBatch | None:
+        """Add a logical message's event to its transaction; return a batch when it is full.
+
+        A non-transactional message is a batch of its own; a snapshot's mark is one without events.
+        """
         if message.transactional:
             if self._begin is None:
                 raise misplaced("a transactional message outside a transaction", lsn)
@@ -333,6 +339,7 @@ class Assembler:
         return self._annotations.on(self._envelope.boundary("BEGIN"))
 
     def _close(self, commit: Commit, lsn: int) -> EventBatch | None:
+        """End the transaction; return its last batch, None if Kafka has it."""
         if self._begin is None or commit.commit_lsn != self._begin.commit_lsn:
             raise misplaced("a Commit that no Begin announced", lsn)
         self._begin = None
@@ -345,6 +352,7 @@ class Assembler:
         return self._release(before, end, self._reached(self._last))
 
     def _release(self, before: list[Event], after: list[Event], position: Position) -> EventBatch:
+        """Return the held events as a batch, between `before` and `after`, and hold none."""
         events = [*before, *self._events, *after] if before or after else self._events
         batch = EventBatch(events, position, self._bytes, self._dropped, self._stamp)
         self._events = []

@@ -137,6 +137,7 @@ class Pipeline:
             self._emit(batch)
 
     def _drain(self, batches: Iterator[EventBatch | None]) -> None:
+        """Emit batches; between them, where there is None, let others work."""
         for batch in batches:
             if batch is None:
                 self._waiter.turn()

@@ -118,6 +118,7 @@ class Prepared:
     def _stage(
         self, prepare: Prepare | StreamPrepare, aborted: frozenset[int], *, streamed: bool
     ) -> Iterator[EventBatch | None]:
+        """Yield batches that stage a prepared transaction in Kafka until it is decided."""
         known = self.staged.get(prepare.gid)
         if known is not None:
             _same(known, prepare)
@@ -150,6 +151,10 @@ class Prepared:
         self.staged[record.gid] = record
 
     def _commit(self, commit: CommitPrepared, lsn: int, now_us: int) -> Iterator[EventBatch | None]:
+        """Yield the batches of a prepared transaction; the last removes its staged records.
+
+        Raise OperatorNeeded where it is not staged and Kafka does not have it.
+        """
         record = self.staged.get(commit.gid)
         if record is None and commit.end_lsn <= self._assembler.position.end_lsn:
             return

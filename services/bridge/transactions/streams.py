@@ -140,6 +140,7 @@ class Streams:
         self._arrived.setdefault(xid, {})
 
     def _abort(self, xid: int, subxid: int, lsn: int) -> None:
+        """Forget a rolled-back transaction, or leave out a subtransaction when it is replayed."""
         if subxid == xid:
             self._forget(xid)
         elif xid in self._with_messages:
@@ -155,6 +156,7 @@ class Streams:
             self._arrived[xid].clear()
 
     def _commit(self, commit: StreamCommit, lsn: int, now_us: int) -> Iterator[EventBatch | None]:
+        """Yield the batches of a streamed transaction, replayed from the spool."""
         decoder = Decoder(streamed=True)
         last = yield from replay(
             surviving(self._spool.replay(commit.xid), self._aborted[commit.xid]),

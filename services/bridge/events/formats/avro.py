@@ -77,6 +77,7 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
 
 
 def _library_serializer(schema: Schema, head: bytes) -> Callable[[str], bytes]:
+    """Return what writes JSON text as Avro after `head`, by fastavro; it raises UnfitValue."""
     parsed = fastavro.parse_schema(avro_schema(schema))
     convert = _converter(schema) or _same
     write = fastavro.schemaless_writer
@@ -138,6 +139,7 @@ def _type(schema: Schema, defined: set[str]) -> Any:
 
 
 def _record(schema: Schema, defined: set[str]) -> Any:
+    """Return the Avro record of a struct, or its name where the schema has defined it before."""
     name = adjusted(schema["name"])
     if name in defined:
         return name
@@ -152,6 +154,7 @@ def _record(schema: Schema, defined: set[str]) -> Any:
 
 
 def _field(name: str, schema: Schema, defined: set[str]) -> dict[str, Any]:
+    """Return the Avro field of a struct's field; an optional one has the default null."""
     if "default" in schema:
         kind = _type(schema, defined)
         kinds = [kind, "null"] if schema["optional"] else kind
@@ -176,6 +179,7 @@ def _entry(schema: Schema, defined: set[str]) -> Any:
 
 
 def _meaning(schema: Schema) -> dict[str, Any]:
+    """Return the attributes that Connect's converter keeps, and Avro's logical type."""
     found: dict[str, Any] = {}
     for part in ("name", "version", "parameters", "doc"):
         if part in schema:
@@ -205,6 +209,7 @@ def _converter(schema: Schema) -> Convert | None:
 
 
 def _branch(schema: Schema) -> str:
+    """Return the name by which fastavro chooses a union's branch."""
     kind = schema["type"]
     if kind == "struct":
         return adjusted(schema["name"])
@@ -214,6 +219,7 @@ def _branch(schema: Schema) -> str:
 
 
 def _not_null(schema: Schema) -> Convert | None:
+    """Return what makes fastavro's value of a JSON value; None where they are the same."""
     kind = schema["type"]
     if kind == "bytes":
         return b64decode
@@ -238,6 +244,7 @@ def _of_items(change: Convert | None) -> Convert | None:
 
 
 def _of_fields(schema: Schema) -> Convert | None:
+    """Return what renames and converts a struct's fields in place; None if nothing changes."""
     names: dict[str, str] = {}
     changes: list[tuple[str, Convert]] = []
     for column, field in connect.fields(schema):

@@ -67,6 +67,7 @@ def _type(schema: Schema) -> dict[str, Any]:
 
 
 def _object(schema: Schema) -> dict[str, Any]:
+    """Return the JSON schema of a struct, with Connect's index of each field."""
     fields = dict(connect.fields(schema))
     properties = {
         name: {**_optional(field), "connect.index": index}

@@ -19,6 +19,7 @@ def proto_text(file: FileDescriptorProto) -> str:
 
 
 def _message(message: DescriptorProto) -> Iterator[str]:
+    """Yield the lines of a message's definition."""
     yield f"message {message.name} {{"
     for field in message.field:
         yield f"  {_field(field)}"
@@ -28,6 +29,7 @@ def _message(message: DescriptorProto) -> Iterator[str]:
 
 
 def _field(field: FieldDescriptorProto) -> str:
+    """Return a field's line, with json_name where protoc would derive another name."""
     label = "optional " if field.proto3_optional else ""
     if field.label == FieldDescriptorProto.LABEL_REPEATED:
         label = "repeated "

@@ -101,6 +101,7 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
 
 
 def _library_serializer(schema: Schema, head: bytes) -> Callable[[str], bytes]:
+    """Return what writes JSON text as Protobuf after `head`, by the library; see UnfitValue."""
     made = message_class(proto_file(schema))
     convert = _converter(schema)
 
@@ -147,6 +148,7 @@ class _Messages:
         self._fill(self._root, schema)
 
     def _fill(self, message: descriptor_pb2.DescriptorProto, schema: Schema) -> None:
+        """Add a struct's fields to its message."""
         named = adjusted_fields(schema, "Protobuf")
         for number, (name, (column, field)) in zip(
             _field_numbers(schema), named.items(), strict=True
@@ -157,6 +159,7 @@ class _Messages:
     def _field(
         self, message: descriptor_pb2.DescriptorProto, name: str, number: int, schema: Schema
     ) -> Field:
+        """Add a field to a message, and return it."""
         kind, type_name = self._type(schema)
         field = message.field.add(
             name=name, number=number, type=kind, label=Field.LABEL_OPTIONAL, json_name=name
@@ -185,6 +188,11 @@ class _Messages:
         return self._message(name, lambda message: self._fill(message, schema))
 
     def _list(self, items: Schema) -> str:
+        """Return the name of the message that has a list; make it once.
+
+        Optional items are messages of their own: repeated fields can't hold null.
+        """
+
         def fill(message: descriptor_pb2.DescriptorProto) -> None:
             kind, type_name = self._type(items)
             if items["optional"]:
@@ -207,6 +215,7 @@ class _Messages:
         return self._message(f"{self._base(items)}Item", fill)
 
     def _map(self, schema: Schema) -> str:
+        """Return the name of the message that has a map as repeated pairs; make it once."""
         present = "Optional" if schema["values"]["optional"] else ""
         base = f"{self._base(schema['keys'])}To{present}{self._base(schema['values'])}"
 
@@ -294,6 +303,7 @@ def _converter(schema: Schema) -> Convert:
 
 
 def _not_null(schema: Schema) -> Convert:
+    """Return what makes the library's value of a JSON value that is not null."""
     kind = schema["type"]
     if schema.get("name") == connect.DECIMAL:
         return _decimal(schema)
@@ -349,6 +359,7 @@ def _entries(schema: Schema) -> Convert:
 
 
 def _struct_fields(schema: Schema) -> Convert:
+    """Return what makes a message's keyword arguments of a struct's JSON object."""
     changes = [
         (column, name, _converter(field))
         for name, (column, field) in adjusted_fields(schema, "Protobuf").items()

@@ -61,6 +61,7 @@ def _has_floats(schema: Schema) -> bool:
 
 
 def _finite(encode: Encode) -> Encode:
+    """Return an encoder that raises UnfitValue for NaN and infinity."""
     if encode is floating:
         return _finite_floating
 
@@ -86,6 +87,7 @@ def _fits(schema: Schema) -> bool:
 
 
 def _strict(encode: Encode, schema: Schema) -> Encode:
+    """Return an encoder that raises UnfitValue for values which the schema can't have."""
     name = schema.get("name", "")
     if name in _DECIMALS:
         return _number(encode)
@@ -101,6 +103,8 @@ def _strict(encode: Encode, schema: Schema) -> Encode:
 
 
 def _number(encode: Encode) -> Encode:
+    """Return an encoder of decimals that raises UnfitValue for NaN and infinity."""
+
     def encoded(value: bytes) -> str:
         if value in SPECIAL_NUMBERS:
             raise UnfitValue("a decimal can't be NaN or infinite")
@@ -110,6 +114,8 @@ def _number(encode: Encode) -> Encode:
 
 
 def _short(encode: Encode) -> Encode:
+    """Return an encoder of sparse vectors that raises UnfitValue for dimensions above 16 bits."""
+
     def encoded(value: bytes) -> str:
         if int(value.rpartition(b"/")[2]) > _INT16_MAX:
             raise UnfitValue("a sparse vector's schema has 16 bits for its dimensions")
@@ -119,6 +125,8 @@ def _short(encode: Encode) -> Encode:
 
 
 def _flat(encode: Encode) -> Encode:
+    """Return an encoder of arrays that raises UnfitValue for an array of arrays."""
+
     def encoded(value: bytes) -> str:
         begin = value.find(b"{") + 1
         if value[begin : begin + 1] == b"{":

@@ -59,6 +59,7 @@ def _money(encoders: Encoders) -> Schema:
 
 
 def _numeric(settings: ValueSettings, typmod: int) -> Schema:
+    """Return the schema of a numeric: string, double, or a decimal of fixed or variable scale."""
     if settings.decimal_handling == "string":
         return STRING
     if settings.decimal_handling == "double":
@@ -76,6 +77,7 @@ def _date(settings: ValueSettings, _typmod: int) -> Schema:
 
 
 def _time(settings: ValueSettings, typmod: int) -> Schema:
+    """Return the schema of a time, by time_precision and the column's own precision."""
     mode = settings.time_precision
     if mode == "isostring":
         return connect.plain("string", f"{TIME}.IsoTime")
@@ -85,6 +87,7 @@ def _time(settings: ValueSettings, typmod: int) -> Schema:
 
 
 def _timestamp(settings: ValueSettings, typmod: int) -> Schema:
+    """Return the schema of a timestamp without time zone, by both precisions."""
     mode = settings.time_precision
     if mode == "isostring":
         return connect.plain("string", f"{TIME}.IsoTimestamp")
@@ -107,6 +110,7 @@ def _interval(settings: ValueSettings, _typmod: int) -> Schema:
 
 
 def _bits(settings: ValueSettings, typmod: int) -> Schema:
+    """Return the schema of bit strings: text, a boolean for bit(1), or bytes with their length."""
     if settings.structures == "text":
         return STRING
     if typmod == 1:

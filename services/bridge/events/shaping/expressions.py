@@ -274,6 +274,7 @@ def _checked(
 
 
 def _stands_without(text: str, declared: Mapping[str, str], column: str) -> bool:
+    """Tell whether the expression compiles without the column, so does not use it."""
     rest = {name: kind for name, kind in declared.items() if name not in _names(column)}
     try:
         _environment(tuple(rest.items())).compile(text)

@@ -84,6 +84,7 @@ def _kind(found: PgType) -> str:
 
 
 def _limit(settings: LargeValueSettings, deposit: Deposit | None, *, binary: bool) -> Limit:
+    """Return what limits an encoder's values: cut off, or stored and referred to."""
     if settings.truncate_bytes is not None:
         replaced = _truncate(settings.truncate_bytes, binary=binary)
     else:
@@ -112,6 +113,11 @@ def _of_bytea(encode: Encode, replaced: Replaced) -> Encode:
 
 
 def _claim_check(bytes_max: int, deposit: Deposit) -> Replaced:
+    """Return what stores a value of more than `bytes_max` and returns its reference's text.
+
+    A shorter value that begins as a reference is stored, too: readers could not tell them apart.
+    """
+
     def replaced(data: bytes) -> bytes | None:
         if len(data) <= bytes_max and not begins_as_claim(data):
             return None
@@ -121,6 +127,11 @@ def _claim_check(bytes_max: int, deposit: Deposit) -> Replaced:
 
 
 def _truncate(bytes_max: int, *, binary: bool) -> Replaced:
+    """Return what cuts a value off after `bytes_max`, not inside a character of text.
+
+    A shorter value that ends as a truncated one is marked, too: readers could not tell them apart.
+    """
+
     def replaced(data: bytes) -> bytes | None:
         if len(data) <= bytes_max:
             return truncated(data, data) if ends_as_truncated(data) else None

@@ -57,6 +57,7 @@ class _Router:
         return self._topic(aggregate_type), aggregate_id, payload, headers, partition
 
     def _topic(self, aggregate_type: bytes | None) -> str:
+        """Return the topic of an aggregate type, "" if it is NULL or empty."""
         if not aggregate_type:
             return ""
         topic = self._topics.get(aggregate_type)

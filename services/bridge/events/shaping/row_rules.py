@@ -87,6 +87,10 @@ class RowRules:
         return [*row, *self._values(row)] if self._fits(row) else None
 
     def _update(self, change: Update) -> RowChange | None:
+        """Return an update by what the filter lets through: it may become an insert or a delete.
+
+        None if neither the old nor the new row passes. Computed values are appended to the new row.
+        """
         old, new = change.old, change.present_values
         fits, fitted = self._fits(new), self._fits_old(change)
         if old is None:  # then no column of the identity, which filters use alone, has changed
@@ -112,6 +116,7 @@ class RowRules:
         return old is None or self._fits(old)
 
     def _fits(self, row: Row) -> bool:
+        """Tell whether all filters are true for a row. Raise where a value is not in the WAL."""
         for expression in self._filters:
             if any(row[index] is UNCHANGED for index in expression.uses):
                 raise expression.failed(_NOT_IN_WAL)
@@ -128,6 +133,7 @@ class RowRules:
 
 
 def _value(expression: Expression, result: Result, row: Row) -> Value:
+    """Return a computed column's value; UNCHANGED if it is made of unchanged values alone."""
     lacking = [row[index] is UNCHANGED for index in expression.uses]
     if any(lacking):
         if all(lacking) and result.type_oid in _PLACEHOLDERS:

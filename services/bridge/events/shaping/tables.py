@@ -209,6 +209,7 @@ class Shaping:
         )
 
     def _rules(self, relation: Relation, identity: Collection[str] | None) -> RowRules | None:
+        """Return the filters and computed columns of a relation, None if it has none."""
         schema, table = relation.schema, relation.table
         filters = [
             (f"shaping.filters.{pattern}", text)
@@ -269,6 +270,7 @@ class Shaping:
                 yield f"shaping.computed.{pattern}.{name}", text
 
     def _check_outbox(self, relation: Relation) -> None:
+        """Raise SettingsError where an outbox has a filter or computed columns."""
         for pattern in (*self._settings.filters, *self._settings.computed):
             if table_matches(pattern, relation.schema, relation.table):
                 raise _wrong(
@@ -344,6 +346,7 @@ def _with_computed(
 def _check_key(
     relation: Relation, kept: tuple[int, ...], masks: Mapping[str, MaskSettings]
 ) -> None:
+    """Raise SettingsError where a key column is left out, or masked otherwise than by hash."""
     for source_index, column in enumerate(relation.columns):
         if not column.key:
             continue
@@ -364,6 +367,7 @@ def _check_key(
 def _check_fields(
     relation: Relation, columns: Iterable[RelationColumn], flat: FlatSettings
 ) -> None:
+    """Raise SettingsError where a column is named as a field of flat rows."""
     taken = {DELETED, *map(field_name, chosen(flat))} & {column.name for column in columns}
     if taken:
         raise _wrong(

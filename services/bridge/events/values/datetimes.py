@@ -99,6 +99,7 @@ def instant(value: bytes) -> str:
 
 
 def _instant(value: bytes, digits: int) -> str:
+    """Return a timestamptz in UTC as ISO 8601 in quotes, with `digits` of its fraction."""
     text = value.decode("ascii")
     if value in _INFINITIES:
         return f'"{text}"'

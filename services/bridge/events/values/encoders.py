@@ -105,6 +105,7 @@ class Encoders:
         return built_in(oid) or self._types.get(oid)
 
     def _make(self, oid: int, typmod: int) -> Encoder:
+        """Return the encoder of a type; of types without one of their own, the text as a string."""
         found, typmod = self.base(oid, typmod)
         if found is None:
             return Encoder(plain.string, quoted(UNAVAILABLE))
