@@ -200,6 +200,7 @@ def require_single_primary(view: View) -> None:
 
 
 def _named(view: View, name: str) -> Node:
+    """Return the standby of this name. Raise SettingsError where it is not one that answers."""
     names = [node.name for node in view.nodes]
     if name not in names:
         raise SettingsError(
@@ -224,6 +225,7 @@ def _named(view: View, name: str) -> Node:
 
 
 def _notes(view: View) -> Iterable[str]:
+    """Yield what is left alone: subscriptions of other clusters, slots without a known consumer."""
     for where, subscription in view.strangers():
         yield f"{where.name}/{subscription.name} belongs to another cluster, it is left alone"
     for required in required_slots(view):

@@ -106,6 +106,7 @@ def bridge_position(view: View) -> int | None:
 
 
 def _slots_of_the_pair(view: View) -> set[str]:
+    """Return the failover slots of the primary; without one, those last seen or on standbys."""
     primary = view.primary
     if primary is not None and primary.state is not None:
         return set(filter(_lasts, primary.state.failover_slots))

@@ -69,6 +69,7 @@ def _type_fits(rule: HbaRule, address: str, encrypted: bool) -> bool | None:
 
 
 def _address_fits(rule: HbaRule, address: str) -> bool | None:
+    """Tell whether a rule is for the address; None where the rule names hosts."""
     if not address or rule.address == "all":
         return True
     try:

@@ -92,6 +92,7 @@ def _was_the_primarys(facts: Facts, node: Node, slot: Slot) -> bool:
 
 
 def _leftover(node: Node, state: NodeState, slot: Slot, *, ours: bool) -> Seen:
+    """Return the finding of a slot that nobody uses, with the statement that drops it."""
     vacuum = slot.xmin_age is not None or slot.catalog_xmin_age is not None
     kind = "physical slot" if slot.slot_type == "physical" else "slot from when it was the primary"
     return Seen(
@@ -110,6 +111,7 @@ def _leftover(node: Node, state: NodeState, slot: Slot, *, ours: bool) -> Seen:
 
 
 def _holds(node: Node, state: NodeState, slot: Slot) -> str:
+    """Return what a slot holds back: WAL, and rows from VACUUM."""
     written = state.replication.written_lsn or node.received
     parts = [f"active = f on {node.name}"]
     if slot.restart_lsn is not None:

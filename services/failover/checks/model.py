@@ -97,6 +97,7 @@ class Check:
         ]
 
     def _finding(self, seen: Seen) -> Finding:
+        """Return the finding of what the check has seen, OK where nothing is wrong."""
         wrong = bool(seen.what)
         severity = (seen.severity or self.severity) if wrong else Severity.OK
         if seen.unknown:

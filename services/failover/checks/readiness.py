@@ -135,6 +135,7 @@ def _timeline(node: Node) -> int:
 
 
 def _readiness(facts: Facts, required: Required, reasons: tuple[Finding, ...]) -> Readiness:
+    """Return whether a slot would survive the promotion of the standby, and why not."""
     copy = facts.copy(required.slot)
     standby = facts.standby
     return Readiness(

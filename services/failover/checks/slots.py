@@ -373,6 +373,7 @@ def _skipped(copy: Slot) -> str:
 
 
 def _oldest(facts: Facts) -> str:
+    """Return words about the primary's oldest open transaction, "" if none is known."""
     for primary, state in facts.above:
         oldest = state.details.oldest if state.details is not None else None
         if oldest is not None:

@@ -45,6 +45,7 @@ def primary_slot_name(facts: Facts) -> Iterator[Seen]:
 
 
 def _name_a_slot(facts: Facts, standby: Node) -> Remedy:
+    """Return the remedy that gives a standby a physical slot, made where it is missing."""
     wanted = slot_named_after(standby.name)
     setting = remedies.alter_system(standby, "primary_slot_name", wanted)
     make = [
@@ -318,6 +319,7 @@ def cascading_standby(facts: Facts) -> Iterator[Seen]:
 
 
 def _feeding_standby(facts: Facts, standby: Node, state: NodeState) -> Node | None:
+    """Return the standby from which this one streams, None if it streams from the primary."""
     if state.upstream is None:
         return None
     for node in facts.view.standbys:

@@ -317,6 +317,7 @@ class _Order:
     def _carry_out(
         self, cluster: Cluster, choose_it: Choose, started: float, lock: Lock, *, undo: bool
     ) -> Result:
+        """Plan, confirm and perform a command; observe anew after the question."""
         narration = output.on_stderr()
         view = cluster.observe()
         planner, request = choose_it(cluster, view, self._request())

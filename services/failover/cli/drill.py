@@ -60,6 +60,7 @@ def drill(
 
 
 def _rehearsal(settings: FailoverSettings, cluster: Cluster, view: View, name: str) -> Rehearsal:
+    """Return the drill of a standby, the best one unless named. Raise where one is missing."""
     require_one_system(view)
     require_single_primary(view)
     primary, chosen = view.primary, view.node(name) if name in cluster.nodes else candidate(view)
@@ -97,6 +98,7 @@ def _rehearsal(settings: FailoverSettings, cluster: Cluster, view: View, name: s
 
 
 def _require_room(cluster: Cluster, rehearsal: Rehearsal) -> None:
+    """Raise SetupError where the clone would not fit, or could hold up the primary's commits."""
     with reachable():
         size, tablespaces = cluster.nodes[rehearsal.standby.name].ask(_size)
     state = rehearsal.primary.state

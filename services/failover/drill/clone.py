@@ -208,6 +208,7 @@ class Clone:
             shutil.rmtree(self.folder)
 
     def _write(self, name: str, text: str) -> None:
+        """Write a file of the clone as its user. Raise SetupError where that fails."""
         path = self._data / name
         try:
             with host_programs.acting_as(self._programs.os_user):
@@ -222,6 +223,7 @@ class Clone:
             ) from error
 
     def _last_words(self) -> str:
+        """Return the last FATAL line of the clone's log, "" if there is none."""
         log, text = self.folder / "log", ""
         with host_programs.acting_as(self._programs.os_user), contextlib.suppress(OSError):
             text = log.read_text(encoding="utf-8", errors="replace")
@@ -238,6 +240,7 @@ class Clone:
         deadline_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Run a command as the clone's user, which ends with this process."""
         host_programs.run_command(
             command,
             operation=operation,

@@ -123,6 +123,7 @@ class Rehearsal:
         self._remove()
 
     def _remove(self) -> list[str]:
+        """Remove the clone and its slot on every node; return what was done."""
         done = []
         if self.clone.exists:
             self.clone.remove()
@@ -164,6 +165,7 @@ class Rehearsal:
         return Conninfo(tuple(p for p in pairs if p[0] not in ("target_session_attrs", "service")))
 
     def _start(self) -> None:
+        """Make the clone's slot on the primary, and start the clone as its standby."""
         link = self.cluster.nodes[self.primary.name]
         limits = link.ask(lambda c: read_settings(c, list(LIMITS)))
         link.order(lambda c: c.execute(statements.create_physical_slot(SLOT)[0].encode()))
@@ -295,6 +297,7 @@ def _in_recovery(connection: Connection) -> bool:
 
 
 def _until(so: Callable[[], bool], deadline_s: float, what: str) -> None:
+    """Wait until `so()`. Raise Retryable, which names `what`, after the deadline."""
     deadline = time.monotonic() + deadline_s
     while not so():
         if time.monotonic() > deadline:

@@ -99,6 +99,7 @@ def perform_orders(cluster: Cluster, orders: Iterable[Order], lock: Lock, journa
 
 
 def _run(cluster: Cluster, order: Order) -> None:
+    """Execute a remedy's statements on its server."""
     link = cluster.nodes.get(order.server) or cluster.subscribers[order.server]
 
     def run(connection: Connection) -> None:

@@ -89,6 +89,7 @@ def unfinished(entries: list[Entry]) -> Entry | None:
 
 
 def _table(cluster: Cluster, node: str, database: str, problems: list[str]) -> list[Entry]:
+    """Return the entries of a node's journal, () and a problem where it can't be read."""
     try:
         with cluster.in_database(node, database) as link:
             return link.ask(lambda c: read_entries(c, _ENTRIES_MAX))
@@ -120,6 +121,7 @@ def read_entries(connection: Connection, entries_max: int) -> list[Entry]:
 
 
 def _file(path: Path | None, problems: list[str]) -> list[Entry]:
+    """Return the last entries of the journal's file; sightings are counted apart from steps."""
     if path is None or not path.exists():
         return []
     try:

@@ -133,6 +133,7 @@ class Journal:
         self._add(view, step=SEEN, outcome=DONE, intent=remembered_at(view))
 
     def _add(self, view: View, **values: Any) -> None:
+        """Write an entry: to the file at once, to the primary's table unless a step just starts."""
         self._number += 1
         # What this run has read was before it, whatever the clocks of other machines said.
         at = after(datetime.now(UTC), instant(self._cluster.recorded_at))
@@ -171,6 +172,7 @@ class Journal:
             self._problem(f"the journal {self._path} can't be synced: {error.strerror}")
 
     def _to_table(self, primary: str) -> None:
+        """Insert the waiting entries in the primary; after a failure they go on waiting."""
         try:
             with self._cluster.in_database(primary, self._database) as link:
                 link.ask(lambda connection: _insert(connection, self._waiting))

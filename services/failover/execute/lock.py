@@ -100,6 +100,7 @@ def _lock_file(cluster: Cluster, journal: Path | None) -> Path:
 
 @contextlib.contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of this machine's journal file. Raise Retryable while another process does."""
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         file = os.fdopen(os.open(path, flags, 0o600), "a+", encoding="utf-8")

@@ -78,6 +78,7 @@ def status_of(
 
 
 def _node(view: View, node: Node, entries: list[Entry]) -> Line:
+    """Return a node's line: unreachable, primary, or standby."""
     state = node.state
     if state is None:
         seen = view.sighting
@@ -109,6 +110,7 @@ def _node(view: View, node: Node, entries: list[Entry]) -> Line:
 
 
 def _standby(node: Node, primary: Node) -> Line:
+    """Return a standby's line: how far it is behind, and whether it streams."""
     replication = node.known_state.replication
     written = primary.known_state.replication.written_lsn
     behind = "?" if written is None else str(max(0, written - node.received))
@@ -140,6 +142,7 @@ def _started(node: Node) -> str:
 
 
 def _consumers(view: View) -> list[Line]:
+    """Return a line for each subscription, and for each subscriber that can't be read."""
     primary = view.primary
     state = primary.state if primary is not None else None
     found = []

@@ -223,6 +223,7 @@ def _fence(
 
 
 def _checkpoint(step: Step, cluster: Cluster) -> None:
+    """Run a CHECKPOINT before the fence, so that the stop after it is short."""
     try:
         cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
     except Retryable as error:

@@ -91,6 +91,7 @@ def require_nothing_ordered(
 
 
 def _ordered(connection: Connection) -> bool:
+    """Tell whether a promotion was ordered: its signal file waits, or resuming is refused."""
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_stat_file('promote', true) s WHERE s.size IS NOT NULL),"
         " pg_get_wal_replay_pause_state() = 'not paused'"

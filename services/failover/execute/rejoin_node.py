@@ -99,6 +99,7 @@ class _Rebuild:
             self._may_write = os.access(self._data.parent, os.W_OK, effective_ids=True)
 
     def run(self, upstream: Conninfo) -> None:
+        """Stop the node, rewind or copy it, and start it as a standby; repeatable after a break."""
         with self._locked():
             if self._is_done("copied") and not self._data.exists():
                 with self._files(beside=True):
@@ -112,6 +113,10 @@ class _Rebuild:
             shutil.rmtree(self._kept)
 
     def _rebuild(self, environment: dict[str, str], upstream: Conninfo) -> None:
+        """Rewind the data folder; where that fails, copy it if the step allows. Configure it.
+
+        Raise SetupError where it was neither rewound nor copied.
+        """
         if self._is_done("rewound") or self._is_done("copied"):
             self._configure(self._data, upstream)
             return
@@ -184,6 +189,7 @@ class _Rebuild:
         return (*program, "-c", "archive_mode=on", "-c", "archive_command=false", "template1")
 
     def _stop(self) -> None:
+        """Stop the node's server. Raise SetupError where it still runs."""
         if self._folder.postmaster() is None:
             return
         self._run(self._machine.command("stop"))
@@ -229,6 +235,7 @@ class _Rebuild:
             self._write_configuration(folder, upstream)
 
     def _write_configuration(self, folder: Path, upstream: Conninfo) -> None:
+        """Restore the node's own configuration, and set what a standby of `upstream` needs."""
         for name in _CONFIGURATION:
             if (self._kept / name).exists():
                 _write(folder / name, (self._kept / name).read_bytes())
@@ -274,6 +281,7 @@ class _Rebuild:
         return ""
 
     def _run(self, command: tuple[str, ...], environment: dict[str, str] | None = None) -> None:
+        """Run a command as the machine's user; all but the server end with this process."""
         starts = command == self._machine.command("start")
         host_programs.run_command(
             command,
@@ -289,6 +297,7 @@ class _Rebuild:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
+        """Hold the lock of the data folder's rebuilding. Raise Retryable while another has it."""
         with self._files(beside=True):
             if not self._kept.exists():
                 self._kept.mkdir()

@@ -270,6 +270,7 @@ def _parent(pid: int) -> int:
 
 
 def _primary(connection: Connection) -> _Primary:
+    """Return what a rebuilding needs to know of its source: identity, size, history."""
     row = one_row(
         connection.execute(
             """

@@ -149,6 +149,10 @@ class Run:
         )
 
     def _loop(self, plan: Plan, view: View, planner: Planner) -> tuple[Plan, View]:
+        """Perform the first step and plan anew until no step is left; return the last plan, view.
+
+        A step that fails is left out where the rest may go on without it; else raise its error.
+        """
         notes = plan.notes
         while plan.steps:
             step, request = plan.steps[0], self._request
@@ -379,6 +383,7 @@ def standing_of(view: View) -> dict[str, str]:
 
 
 def _not_done(step: Step, error: SlotbridgeError) -> Blocker:
+    """Return what is left of a step that failed after the promotion, with its hint."""
     hints = {
         Action.FLOW: "read the subscribers' logs; the subscriptions are enabled and go on trying",
         Action.SEND: error.hint,

@@ -161,6 +161,7 @@ def is_private(address: Address) -> bool:
 
 
 def _is_private(name: str) -> bool:
+    """Tell whether a host leads to the own machine: a socket, or loopback."""
     if name.startswith(("/", "@")) or name.rstrip(".").lower() in _LOOPBACK_NAMES:
         return True
     try:

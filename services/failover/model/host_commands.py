@@ -86,6 +86,7 @@ def machine_of(node: str, given: MachineSettings, address: Address) -> Machine:
 
 
 def _words(node: str, name: str, text: str) -> Command:
+    """Return a command's words. Raise SettingsError for wrong quotes or an unknown name in {}."""
     try:
         words = tuple(shlex.split(text))
         for word in words:
@@ -102,6 +103,7 @@ def _words(node: str, name: str, text: str) -> Command:
 
 
 def _default(name: str, given: MachineSettings) -> Command:
+    """Return pg_ctl's command to start, stop or fence; () for others, or without data_folder."""
     if given.data_folder is None:
         return ()
     program = str(given.bin_folder / "pg_ctl") if given.bin_folder is not None else "pg_ctl"

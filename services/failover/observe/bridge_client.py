@@ -119,6 +119,7 @@ def marker_in_kafka(kafka: KafkaSettings, lsn: int) -> bool:
 
 
 def _said(body: bytes) -> str:
+    """Return the error and hint of the bridge's answer, or its text."""
     try:
         document = json.loads(body)
         text = f"{document['error']}. {document.get('hint', '')}"

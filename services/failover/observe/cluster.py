@@ -254,6 +254,7 @@ class Cluster:
         )
 
     def _observe_node(self, name: str, problems: dict[str, SlotbridgeError]) -> Node:
+        """Return a node with its state, or why it can't be read; add its error to `problems`."""
         own = self._addresses[name]
         given = self._standbys.get(name, StandbySettings())
         node = Node(
@@ -279,6 +280,7 @@ class Cluster:
         return replace(node, state=state)
 
     def _state(self, connection: Connection, name: str) -> NodeState:
+        """Return what planning needs to know of a server. Raise SetupError for an old version."""
         server = read_server(connection)
         _require_version(server.version, name)
         provenance = read_provenance(connection)
@@ -330,6 +332,7 @@ class Cluster:
             return Subscriber(name, Reach.BARRED, error.message, False, ())
 
     def _subscriptions(self, connection: Connection, name: str) -> Subscriber:
+        """Return a subscriber with its subscriptions. Raise where our role can't see them."""
         server = read_server(connection)
         _require_version(server.version, name)
         if not may_read_subscriptions(connection):
@@ -361,6 +364,7 @@ class Cluster:
         return replace(node, state=replace(node.state, replication=newer)) if received else node
 
     def _with_surroundings(self, node: Node, problems: dict[str, SlotbridgeError]) -> Node:
+        """Add to a node what checks need beyond planning: rules, followers, transactions."""
         if node.state is None:
             return node
         try:

@@ -84,6 +84,10 @@ class ProgressReader:
         return replace(seen, milestones=tuple(dict.fromkeys((*seen.milestones, *self.known))))
 
     def _read(self) -> KafkaProgress | None:
+        """Return what Kafka has of the bridge's slot; `late` where Kafka has not answered yet.
+
+        The reading goes on in the background, and a later call gets its result.
+        """
         if self._bridge is None or self._bridge.kafka is None:
             return None
         if self._pending is None:

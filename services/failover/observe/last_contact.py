@@ -148,6 +148,11 @@ class Sightings:
         )
 
     def _note(self, view: View, *systems: str) -> None:
+        """Note the primary, its timeline and position, and its standbys, for when it is away.
+
+        An older timeline is not noted: it is an old primary's. The file is written every _EVERY_S,
+        and at once where more than the position has changed.
+        """
         (primary,) = view.writable
         written = primary.known_state.replication.written_lsn
         if written is None or len(systems) != 1:
@@ -208,6 +213,7 @@ class Sightings:
                 Path(name).unlink(missing_ok=True)
 
     def _read(self) -> _Note | None:
+        """Return the note of the file, None where there is none or it can't be read."""
         if self._path is None:
             return None
         try:

@@ -86,6 +86,7 @@ class LockHolders:
 
 
 def _holder(connection: Connection, pid: int) -> Holder | None:
+    """Return the oldest transaction that blocks the session `pid`, None if nothing blocks it."""
     row = connection.execute(
         """
         SELECT b.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''),

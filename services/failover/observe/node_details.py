@@ -87,6 +87,7 @@ def read_elsewhere(connection: Connection) -> tuple[Elsewhere, ...]:
 
 
 def _consumers(connection: Connection) -> tuple[Consumer, ...]:
+    """Return the connected consumers of logical slots."""
     rows = connection.execute(
         """
         SELECT s.slot_name::text, s.database::text, r.usename::text,
@@ -122,6 +123,7 @@ def _read_only(connection: Connection) -> bool | None:
 
 
 def _followers(connection: Connection) -> tuple[Follower, ...]:
+    """Return the connected standbys that use physical slots."""
     rows = connection.execute(
         """
         SELECT r.application_name, s.slot_name::text, r.usename::text,
@@ -136,6 +138,7 @@ def _followers(connection: Connection) -> tuple[Follower, ...]:
 
 
 def _hba(connection: Connection) -> tuple[HbaRule, ...] | None:
+    """Return the rules of pg_hba.conf, None where our role may not read them."""
     may = connection.execute(
         "SELECT has_function_privilege('pg_hba_file_rules()', 'EXECUTE')"
     ).fetchone()
@@ -153,6 +156,7 @@ def _hba(connection: Connection) -> tuple[HbaRule, ...] | None:
 
 
 def _oldest(connection: Connection) -> OpenTransaction | None:
+    """Return the primary's oldest transaction that has an xid, also a prepared one."""
     row = connection.execute(
         """
         SELECT pid, gid, to_char(since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM (

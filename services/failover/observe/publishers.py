@@ -122,6 +122,7 @@ class Publishers:
         return found
 
     def _who(self, key: str, conninfo: Conninfo) -> Answered | None:
+        """Ask who answers at a subscription's connection string; None where nobody does."""
         if conninfo.by_service:
             return None  # without its service it would lead to whoever is at the default address
         safe = Conninfo(tuple(pair for pair in conninfo.pairs if pair[0] not in _UNSAFE))

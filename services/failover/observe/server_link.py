@@ -107,6 +107,7 @@ class ServerLink:
         self._connection = None
 
     def _answer(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
+        """Ask by the kept connection, and by a new one if that was lost."""
         if self._silent is not None and time.monotonic() < self._silent[0]:
             raise self._silent[1]
         kept = self._connection is not None
@@ -118,6 +119,7 @@ class ServerLink:
         return self._ask_once(question, deadline_s)  # the kept one was lost: what says a new one?
 
     def _ask_once(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
+        """Ask by one connection; translate psycopg's errors. Raise Unreachable where it breaks."""
         begun = time.monotonic()
         try:
             connection = self._connection or self._connect()
@@ -169,6 +171,7 @@ class ServerLink:
         )
 
     def _open(self) -> Session:
+        """Open a session whose statements and locks are bounded by the deadline."""
         milliseconds = int(self._deadline_s * 1000)
         bounds = {
             "statement_timeout": f"{milliseconds}ms",
@@ -184,6 +187,7 @@ class ServerLink:
         return opened
 
     def _connect(self) -> Session:
+        """Connect, and keep the connection. Raise where it reaches another server than the node."""
         try:
             self._connection = self._open()
         except psycopg.errors.ConnectionTimeout as error:

@@ -122,6 +122,7 @@ def attach(draft: Draft, name: str) -> Plan:
 
 
 def _drawn(draft: Draft, name: str, left: list[Blocker], notes: list[str]) -> Plan:
+    """Return the draft as the plan that completes a promotion which has happened."""
     node = draft.view.node(name)
     return Plan(
         new_primary=name,

@@ -220,6 +220,7 @@ def to_ask(view: View, request: Request, new: Node) -> list[Node]:
 
 
 def _receiving(view: View, request: Request, new: Node) -> list[str]:
+    """Return words about standbys that still receive from another server than `new`."""
     found = []
     for standby, _ in _streaming(view, request, new):
         known = _sources(standby, view)
@@ -262,6 +263,7 @@ def _sources(standby: Node, view: View) -> list[Node]:
 
 
 def _fed(view: View, request: Request, new: Node) -> list[str]:
+    """Return words about subscriptions that another server than `new` still feeds."""
     found = []
     for where, subscription in (*view.ours(), *_perhaps_ours(view, request, new)):
         if not (subscription.fed and subscription.enabled):

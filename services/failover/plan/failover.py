@@ -173,6 +173,7 @@ def took_over(node: Node, view: View) -> bool:
 
 
 def _hint_of_marked(view: View, primary: Node) -> str:
+    """Return what to do about subscriptions that an interrupted run left disabled."""
     marked = [f"{where.name}/{s.name}" for where, s in view.ours() if s.marked]
     if found := doubts(view, primary):
         return f"{found[0].reason}: {found[0].hint}"
@@ -340,6 +341,7 @@ def _receives(standby: Node) -> bool:
 
 
 def _chosen(view: View, request: Request) -> Node:
+    """Return the standby to promote: the requested, else the best. Raise where none answers."""
     chosen = view.node(request.target) if request.target else candidate(view)
     if chosen is None or not chosen.standby:
         raise Retryable(

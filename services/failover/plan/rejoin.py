@@ -61,6 +61,7 @@ def plan_rejoin(view: View, request: Request) -> Plan:
 
 
 def _primary(view: View, operation: str) -> Node:
+    """Return the one primary that takes writes. Raise OperatorNeeded where there is none."""
     require_one_system(view)
     require_one_primary(view, operation)
     if not view.writable:

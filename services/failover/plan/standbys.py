@@ -54,6 +54,10 @@ def attach_standbys(draft: Draft, primary: str) -> list[Blocker]:
 
 
 def _attach(draft: Draft, name: str, primary: str) -> list[Blocker]:
+    """Add the step that makes a node a standby of the primary; return what prevents it.
+
+    A standby follows by its settings; a node that has diverged must be rebuilt, if that is wished.
+    """
     node, above = draft.view.node(name), draft.view.node(primary)
     wished = name in draft.request.rejoin
     diverged = node.standby and _diverged(node, above)
@@ -173,6 +177,7 @@ def _rights(draft: Draft, name: str, primary: str) -> list[Blocker]:
 
 
 def _clean(draft: Draft, name: str, primary: str) -> None:
+    """Add the step that drops slots on a standby which it keeps from when it was the primary."""
     standby, above = draft.view.node(name), draft.view.node(primary)
     if not streams_from(standby, above) or standby.state is None:
         return

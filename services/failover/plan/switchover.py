@@ -157,6 +157,10 @@ def _stays_disabled(subscriber: Subscriber, subscription: Subscription) -> Block
 
 
 def _whole(view: View, request: Request, old: Node) -> Plan:
+    """Return the plan from the old primary that takes writes to the promoted standby.
+
+    Pure in the order of steps: fence, final marker, drain, stop, promote, complete.
+    """
     new = _target(view, request, old)
     require_newest_known(view, request, old)
     readiness = judge_all(view, new)
@@ -206,6 +210,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
 
 
 def _target(view: View, request: Request, old: Node) -> Node:
+    """Return the standby to promote. Raise Retryable where it does not answer as a standby."""
     new = view.node(request.target) if request.target else candidate(view)
     if new is None or not new.standby:
         name = f"{new.name} is not a standby that answers" if new else "no standby answers"
@@ -313,6 +318,7 @@ def _connected(old: Node, *, stops: bool) -> tuple[str, ...]:
 
 
 def _notes(view: View, old: Node, slots: tuple[str, ...], *, stops: bool) -> list[str]:
+    """Return what an operator should know: consumers that are away, an old primary that stays."""
     ours = {found.slot_name for _, found in view.ours() if found.marked}
     found = [
         f"the consumer of {slot.slot_name} is not connected: it gets the rest from the new primary"

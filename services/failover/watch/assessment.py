@@ -108,6 +108,7 @@ def _is_current(subscription: Subscription) -> bool:
 
 
 def _partial(view: View) -> str:
+    """Return words where at least half of the servers are silent, else ""."""
     servers = [(node.name, node.reach) for node in view.nodes]
     servers += [(subscriber.name, subscriber.reach) for subscriber in view.subscribers]
     unknown = [name for name, reach in servers if reach not in _SIGNS]

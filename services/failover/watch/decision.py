@@ -160,6 +160,7 @@ def acted(memory: Memory, now: float, rules: Rules, *, well: bool) -> Memory:
 
 
 def _forbidden(memory: Memory) -> str:
+    """Return why repointing must not be done whatever time passes, "" where it may."""
     assessment = memory.assessment
     if assessment.partial or assessment.forbidden:
         return "; ".join(filter(None, (assessment.forbidden, assessment.partial)))
@@ -185,6 +186,7 @@ def _unremembered(memory: Memory, now: float, rules: Rules) -> float:
 
 
 def _not_yet(memory: Memory, now: float, rules: Rules) -> str:
+    """Return why repointing has to wait, with the seconds left; "" when it may begin."""
     if memory.agreeing < rules.quorum:
         return f"{memory.agreeing} of {rules.quorum} observations agree"
     unremembered_s = _unremembered(memory, now, rules)

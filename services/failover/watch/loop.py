@@ -140,6 +140,7 @@ class Watch:
             return Ordered(pause, in_effect=False, shared=False)
 
     def _once(self) -> None:
+        """Observe, judge, meet other replicas in the database, publish; repoint where decided."""
         begun = time.monotonic()
         view, problem = self._look()
         assessment = (
@@ -204,10 +205,7 @@ class Watch:
         return leads and self._rules.automatic and not self._is_paused()
 
     def _look(self) -> tuple[View | None, str]:
-        """Observe what can be seen; return it with the problems of servers that can't be read.
-
-        A server that can't be read is one fact, and does not hide the others.
-        """
+        """Return what can be seen, and the problems of servers that can't: they hide no others."""
         published = self._kafka.read()
         try:
             view, problems = self._cluster.survey_all()

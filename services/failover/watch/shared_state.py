@@ -88,6 +88,10 @@ class SharedStateStore:
 def _look(
     connection: Connection, ours: Pause, idle_ms: int, *, may_lead: bool, ordered: bool
 ) -> SharedState:
+    """Exchange the pause and the lead with other replicas through the database.
+
+    `ordered`: our pause was ordered just now, so that it gets a newer version than theirs.
+    """
     connection.execute("SELECT set_config('idle_session_timeout', %s, false)", [str(idle_ms)])
     theirs = read_pause(connection)
     if ordered and theirs.version >= ours.version:

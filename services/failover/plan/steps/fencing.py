@@ -317,6 +317,7 @@ def gone(view: View, old: Node) -> View:
 def _on_machine(
     action: Action, old: Node, new: Node, command: tuple[str, ...], text: str, before: str
 ) -> Step:
+    """Return the step that ends the old primary by a command on its machine."""
     return Step(
         action=action,
         server=old.name,

@@ -176,6 +176,7 @@ def _missing(view: View, standby: Node, primary: Node) -> tuple[str, ...]:
 
 
 def _set(primary: Node, setting: str, value: str, items: tuple[str, ...], after: str) -> Step:
+    """Return the step that sets a list of standbys or slots by ALTER SYSTEM."""
     sql = statements.alter_system(setting, items)
 
     def holds(view: View) -> bool:
@@ -233,6 +234,7 @@ def _without_name(given: Conninfo) -> Conninfo:
 
 
 def _with_physical(state: NodeState, name: str) -> NodeState:
+    """Return the state with a new physical slot of this name."""
     added = Slot(
         slot_name=name,
         plugin=None,
@@ -294,6 +296,7 @@ def _attached(view: View, node: Node, primary: Node, name: str) -> View:
 
 
 def _synchronized(state: NodeState, view: View, primary: Node) -> NodeState:
+    """Return a standby's state with copies of all the primary's failover slots."""
     copies = tuple(
         replace(found, synced=True, active_pid=None)
         for found in failover_slots(view.node(primary.name))

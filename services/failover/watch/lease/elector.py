@@ -142,6 +142,7 @@ class Elector:
         return ""
 
     def _give_up(self) -> None:
+        """Write the Lease as given up; log where that fails, as it then runs out by itself."""
         last = self._election.give_up()
         if last is None:
             return
@@ -159,6 +160,7 @@ class Elector:
         logger.warning("the Lease was not given up; it expires", lease=name, reason=reason)
 
     def _note(self, problem: str) -> None:
+        """Log when the API server stops or begins to answer."""
         if problem and not self._problem:
             logger.warning(
                 "the API server can't be asked for the Lease",

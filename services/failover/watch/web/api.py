@@ -131,6 +131,8 @@ class Api:
         return _json(history_as_json(self._watch.snapshot.entries))
 
     def _order(self, *, paused: bool) -> Answer:
+        """Return the handler that pauses or resumes, with the reason in the body."""
+
         async def answer(request: Request) -> Response:
             refused = refusal(request, self._token, section=SECTION)
             if refused is not None:

@@ -95,6 +95,7 @@ def _lines(points: Sequence[Point], name: str, ceiling: int) -> list[str]:
 
 
 def _axes(points: Sequence[Point], ceiling: int) -> list[Element]:
+    """Return the chart's lines, their sizes, and the first and last time."""
     high = _HEIGHT - _TOP - _BOTTOM
     axes = []
     for part in (0.0, 0.5, 1.0):

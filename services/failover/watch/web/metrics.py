@@ -196,6 +196,7 @@ def registry_of(snapshot: Callable[[], Snapshot]) -> CollectorRegistry:
 
 
 def _of_watch(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield the metrics of this process: observations, the lead, the decision, the drill."""
     for name, family in _COUNTS.items():
         yield family.of(getattr(snapshot.counts, name))
     yield LAST_OBSERVATION.of(snapshot.at_s)
@@ -217,6 +218,7 @@ def _of_watch(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _of_servers(view: View, at_s: float) -> Iterator[Metric]:
+    """Yield the metrics of nodes and subscribers as they were last seen."""
     answering = {node.name: node.state for node in view.nodes if node.state is not None}
     up: dict[tuple[str, ...], float] = {(n.name,): n.name in answering for n in view.nodes}
     up |= {(found.name,): found.usable for found in view.subscribers}

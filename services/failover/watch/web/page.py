@@ -48,6 +48,7 @@ def _refresh(seconds: int) -> Element:
 
 
 def _main(snapshot: Snapshot) -> Element:
+    """Return the page below its title: the verdict, and the sections."""
     parts: list[Element | None] = [_banner(snapshot)]
     if snapshot.view is not None:
         parts.append(
@@ -80,6 +81,7 @@ def _section(title: str, *children: Element | str | None) -> Element:
 
 
 def _banner(snapshot: Snapshot) -> Element:
+    """Return the header: whether a failover is safe, and what the watch does."""
     checkup = snapshot.checkup
     if checkup is None:
         kind, headline = "bad", "Whether a failover is safe can't be judged"
@@ -119,6 +121,7 @@ def _primary(snapshot: Snapshot) -> str:
 
 
 def _own_state(snapshot: Snapshot) -> str:
+    """Return what this replica does: paused, observes, leads, or passive."""
     if snapshot.pause.paused:
         return f"paused by {snapshot.pause.by}"
     if not snapshot.automatic:
@@ -160,6 +163,7 @@ def _slots(snapshot: Snapshot) -> Element | None:
 
 
 def _slot(slot: Readiness) -> tuple[Element | str, ...]:
+    """Return a slot's row of the table: name, state, position, consumers, reasons."""
     state = el(
         "span", "ready" if slot.ready else "not ready", class_="good" if slot.ready else "bad"
     )
@@ -205,6 +209,7 @@ def _problems(snapshot: Snapshot) -> Element | None:
 
 
 def _problem(finding: Finding) -> Element:
+    """Return a finding as an item of the list, with consequence and remedy."""
     kind = "bad" if finding.severity is Severity.CRITICAL else "warn"
     since = f" since {finding.since}" if finding.since else ""
     return el(
@@ -218,6 +223,7 @@ def _problem(finding: Finding) -> Element:
 
 
 def _work(snapshot: Snapshot) -> Element:
+    """Return the section of the last runs of commands, the newest first."""
     runs: dict[str, list[Entry]] = {}
     for entry in snapshot.entries:
         if entry.step != SEEN:  # watch notes that beside what a run does
@@ -230,6 +236,7 @@ def _work(snapshot: Snapshot) -> Element:
 
 
 def _run(run: list[Entry], at_work: str) -> Element:
+    """Return a run that can be unfolded: command, state, and steps with their times."""
     first, last = run[0], run[-1]
     ended = last.step == END
     well = ended and last.outcome == DONE

@@ -110,6 +110,7 @@ def _feeder(view: View, found: Subscription) -> Node | None:
 
 
 def _of_node(view: View, node: Node, depth: int, parent: int | None) -> Box:
+    """Return a node's box: role, position, timeline and address."""
     if node.state is None:
         return Box(f"{node.name} · {node.reach}", node.detail, "bad", depth, parent, linked=False)
     position = position_of(node)
@@ -131,6 +132,7 @@ def _of_subscription(where: Subscriber, found: Subscription, depth: int, parent:
 
 
 def _of_bridge(view: View, node: Node, slot: str, depth: int, parent: int) -> Box:
+    """Return the box of the bridge, fed by this node."""
     found = node.state.slot(slot) if node.state is not None else None
     there = found is not None and found.active_pid is not None
     position = bridge_position(view)
@@ -142,6 +144,7 @@ def _of_bridge(view: View, node: Node, slot: str, depth: int, parent: int) -> Bo
 
 
 def _drawn(number: int, box: Box, boxes: list[Box]) -> list[Element]:
+    """Return a box as SVG, with the line from the box above it."""
     x, y = _MARGIN + box.depth * _INDENT, number * _ROW + 4
     parts = []
     if box.parent is not None:
