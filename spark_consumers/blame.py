@@ -103,6 +103,7 @@ class _Blame:
         self._reader = EventReader(spark, self._kafka, self._topics, settings.registry)
 
     def versions(self, name: str, key: Sequence[str]) -> list[Version]:
+        """Return all versions of the row with this key, by the events that Kafka still has."""
         record = self._last_epoch()
         shapes = self._shapes(name, record.commit_lsn)
         self._require_key(shapes[-1], key)

@@ -138,6 +138,7 @@ def _sql_states(java: Any) -> Iterator[str]:
 
 
 def _refused(refusal: re.Match[str], operation: str) -> BadInput:
+    """Return the error of a value that Spark's expressions have refused, by their message."""
     topic, partition, offset, commit_lsn, what = refusal.groups()
     where = topic + (f", partition {partition}, offset {offset}" if offset else "")
     return BadInput(

@@ -111,6 +111,7 @@ class Operator:
             yield name, state.note.parked is not None
 
     def _to_cancel(self, name: str, states: Mapping[str, State]) -> State:
+        """Return the table's state. Raise SettingsError unless it is being rebuilt."""
         state = states.get(name)
         if state is None or state.note.rebuild is None:
             rebuilt = sorted(known for known, found in states.items() if found.note.rebuild)
@@ -159,6 +160,7 @@ class Operator:
             raise translated(error, "tag tables") from error
 
     def _tag(self, record: EpochRecord, place: Place, name: str) -> None:
+        """Tag the snapshot that a table has as of the epoch, unless the tag exists."""
         _, _, table_name = place.identifier.rpartition(".")
         table = catalog.load(
             self._spark, catalog.identifier(self._tables.namespace, table_name.strip("`"))

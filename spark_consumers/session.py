@@ -209,6 +209,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _sqlite(warehouse: Path | None) -> str:
+    """Return the URL of the catalog in the warehouse. Raise where that can't be written."""
     if warehouse is None:
         raise LookupError("the settings require catalog_uri for a warehouse in object storage")
     try:

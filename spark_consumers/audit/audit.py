@@ -113,6 +113,7 @@ class Audit:
         return found
 
     def _run(self, cuts: Cuts, names: Collection[str]) -> list[TableAudit]:
+        """Audit tables as of a source snapshot at which an epoch ends. Raise Retryable if none."""
         for attempt in range(1, ATTEMPTS + 1):
             progress = cuts.progress()
             with source_snapshot(
@@ -139,6 +140,7 @@ class Audit:
         return found
 
     def _cut(self, cuts: Cuts, taken: SourceSnapshot) -> EpochRecord | None:
+        """Ask `slottables run` for an epoch that ends at the snapshot; None if it is beyond."""
         audit = uuid.uuid4().hex[:12]
         last = cuts.last_epoch()
         if last is None:
@@ -157,6 +159,7 @@ class Audit:
     def _audit(
         self, taken: SourceSnapshot, epoch: EpochRecord, names: Collection[str]
     ) -> Iterator[TableAudit]:
+        """Yield the audit of each chosen table, also of one that Iceberg does not have yet."""
         states = self._tables.states(self._spark)
         published = postgres.published(taken.connection, self._source.publication)
         row = taken.connection.execute(_WHOLE, [self._source.publication]).fetchone()
@@ -264,6 +267,7 @@ class Audit:
             return dataclasses.replace(base, reason=failure_text(error))
 
     def _snapshot(self, epoch: EpochRecord, state: State) -> int | None:
+        """Return the Iceberg snapshot of the table as of the epoch, None if it is gone."""
         table = catalog.load(self._spark, state.identifier)
         try:
             snapshot = require_snapshot(
@@ -313,6 +317,7 @@ class Audit:
         table: AuditedTable,
         scan: SourceScan,
     ) -> TableAudit:
+        """Compare a table by sums over buckets of rows, then the rows of unequal buckets."""
         kinds = postgres.column_layers(taken.connection, schema_and_table(state.source))
         layers = [kinds[column.name] for column in table.columns]
         buckets = hashes.buckets_of(scan.pages, layers, table.key)
@@ -332,6 +337,7 @@ class Audit:
         return self._descend(base, scan, kinds, rows, table, buckets, unequal)
 
     def _scan(self, taken: SourceSnapshot, name: str, row_filter: str | None) -> SourceScan:
+        """Return a paced scan of a source table, which reports its progress."""
         return SourceScan(
             taken.connection,
             schema_and_table(name),

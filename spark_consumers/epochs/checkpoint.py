@@ -116,6 +116,7 @@ class Checkpoint:
         self._files.delete(self._path(""), True)
 
     def _read(self, name: str) -> str | None:
+        """Return the text of a file in the checkpoint, None if it can't be read."""
         try:
             stream = self._files.open(self._path(name))
             try:
@@ -127,6 +128,7 @@ class Checkpoint:
             return None
 
     def _numbers(self, folder: str) -> set[int]:
+        """Return the numbers by which files in a folder of the checkpoint are named."""
         if not self._files.exists(self._path(folder)):
             return set()
         names = (

@@ -191,6 +191,7 @@ class EventReader:
         cut: Cut,
         refuse: Callable[[str, SlotbridgeError], None],
     ) -> None:
+        """Refuse the tables of topics that lack events (`short`: how many)."""
         for topic, count in short.items():
             error = MissingEventsError(
                 f"Kafka lacks {count} events of {wanted[topic].table} that its transaction "
@@ -386,6 +387,7 @@ def _some_before(some: Offsets, others: Offsets) -> bool:
 
 
 def _next(ends: Offsets, summaries: Mapping[str, TopicSummary]) -> Offsets:
+    """Return where the next read begins: behind each topic's last event, or at its end."""
     return {
         topic: {
             number: (summaries[topic].next_offsets.get(number, end) if topic in summaries else end)

@@ -288,6 +288,7 @@ def _entries(table: Any) -> list[Entry]:
 
 
 def _values(record: EpochRecord) -> dict[str, str]:
+    """Return an epoch's record as properties of the snapshot that completes it."""
     tables = {
         source: {"table": name.replace("`", ""), "snapshot": snapshot, "uuid": uuid}
         for source, (name, snapshot, uuid) in sorted(record.tables.items())
@@ -307,6 +308,7 @@ def _values(record: EpochRecord) -> dict[str, str]:
 
 
 def _of_parked(found: ParkedTable) -> dict[str, object]:
+    """Return a parked table as JSON of the record."""
     place = found.place
     return {
         "table": place and place.identifier.replace("`", ""),
@@ -325,6 +327,7 @@ def _parked(found: dict[str, Any]) -> ParkedTable:
 
 
 def _record(summary: dict[str, str]) -> EpochRecord | None:
+    """Return the epoch's record in a snapshot's summary, None in another snapshot."""
     if catalog.EPOCH not in summary:
         return None
     given: dict[str, Any] = {

@@ -90,6 +90,7 @@ class Quarantine:
         return where
 
     def _write(self, epoch: int | None, bad: DataFrame, offsets: Collection[int]) -> None:
+        """Append the events that the quarantine's table does not have yet; make the table first."""
         if not self._spark.catalog.tableExists(self._identifier):
             self._spark.sql(f"CREATE TABLE {self._identifier} ({_SQL}) USING iceberg")
         table = catalog.load(self._spark, self._identifier)

@@ -228,6 +228,7 @@ class Rebuilds:
         *,
         whole: bool = False,
     ) -> RebuildNote:
+        """Begin a rebuild: note where it starts, and make the branch that it fills."""
         table = catalog.load_known(self._spark, state.identifier, state.sealed)
         rebuild = note_of(catalog.properties(table)).rebuild
         if rebuild is None:
@@ -286,6 +287,7 @@ class Rebuilds:
         return note
 
     def _open(self, name: str, shapes: list[Shape], states: dict[str, State]) -> OpenTable:
+        """Open a table with its latest shape; take its state anew if the shape changes."""
         state = states[name]
         table = self._tables.open(self._spark, shapes, state)
         if state.shape is not None and shapes[-1].since > state.shape.since:

@@ -262,6 +262,7 @@ class Stream:
             log.warning("the metrics of audits are out of date", error=str(failure))
 
     def _show_filling(self) -> None:
+        """Show in metrics which tables a snapshot has yet to fill."""
         if self._snapshots is None:
             return
         filling = []

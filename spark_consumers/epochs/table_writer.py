@@ -107,6 +107,7 @@ def _write_current(
     shapes: Sequence[Shape],
     by_index: Deletes | None,
 ) -> Way:
+    """Write an epoch into a table of rows; return how; see Way."""
     beginning = _beginning(table, summary)
     if beginning is not None:
         own = changes.after(own, beginning)
@@ -128,6 +129,7 @@ def _write_current(
 def _write_keyless(
     table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
 ) -> Way:
+    """Write an epoch into a table without a key, whose rows are only inserted."""
     beginning = _beginning(table, summary)
     if beginning is not None:
         own = changes.after(own, beginning)
@@ -142,6 +144,7 @@ def _write_keyless(
 def _write_changelog(
     table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
 ) -> Way:
+    """Append an epoch's events to a changelog, truncates too."""
     rows = changes.distinct_events(changes.parsed(own, shapes, as_events=True))
     rows = changelog.of_rows(table.layout, rows)
     if summary.truncates:
@@ -172,6 +175,7 @@ def _cuts(
 def _write_history(
     table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
 ) -> Way:
+    """Merge an epoch's versions of rows into a history; truncates end all versions."""
     rows = changes.distinct_events(changes.parsed(own, shapes))
     truncates = summary.truncates | _cuts(table, own, summary, shapes)
     read = bool(summary.seen_lsn)

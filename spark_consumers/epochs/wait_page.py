@@ -92,6 +92,7 @@ class KafkaLook:
         return last
 
     def _refresh(self) -> None:
+        """Ask Kafka, and keep its answer or the failure for all who wait."""
         found, failure = None, "internal error"
         try:
             found, failure = self._ask()
@@ -101,6 +102,7 @@ class KafkaLook:
                 self._asked, self._asking = time.monotonic(), False
 
     def _ask(self) -> tuple[KafkaState | None, str]:
+        """Return what Kafka has of the slot, or None and why it is not known."""
         topic = transaction_topic(self._kafka.topic_prefix)
         try:
             if self._topics is None:

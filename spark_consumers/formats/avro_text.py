@@ -112,6 +112,7 @@ class _Writers:
         return self.of(kind, short=short)
 
     def _record(self, schema: dict[str, Any], meaning: str) -> Write:
+        """Return what writes a record as JSON, and keep it for records that name this one."""
         name = f"{schema.get('namespace', '')}.{schema['name']}".removeprefix(".")
         short = name == _ENTRY
         fields = [

@@ -50,6 +50,7 @@ class Decoder:
             return None if key is None else _unreadable(key, why), _unreadable(value, why)
 
     def _json(self, data: bytes) -> bytes:
+        """Return the JSON of a key or value, whatever format it begins with."""
         if data[:1] != wire.MAGIC:
             return data
         schema_id = wire.schema_id(data)
@@ -64,6 +65,7 @@ class Decoder:
             raise UnreadableRecord("the text is not UTF-8") from error
 
     def _reader(self, schema_id: int) -> Read:
+        """Return the reader of a schema in the registry. Raise UnreadableRecord without one."""
         found = self._schema_of(schema_id)
         if found is None:
             raise UnreadableRecord(f"the registry has no schema {schema_id}")

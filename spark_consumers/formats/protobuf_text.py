@@ -80,6 +80,7 @@ class _Writers:
         return self._messages[message.full_name]
 
     def _message(self, message: Any) -> Write:
+        """Return what writes a message as its JSON: a number, a list, a map, or an object."""
         fields = {field.json_name: field for field in message.fields}
         if {*fields} == {"value", "precision", "scale"} and message.name.startswith("Decimal"):
             name = fields["value"].name
@@ -93,6 +94,7 @@ class _Writers:
         return write
 
     def _object(self, message: Any) -> Write:
+        """Return what writes a message as a JSON object; absent optional fields are null."""
         parts = [
             (json_forms.label(field.json_name), *self._reading(field)) for field in message.fields
         ]
@@ -115,6 +117,10 @@ class _Writers:
         return field.name, field.name.startswith(OPTIONAL), write
 
     def _list(self, items: Any) -> Write:
+        """Return what writes a repeated field as a JSON array.
+
+        Items that may be null are messages with one field `value`.
+        """
         name, kind = items.name, items.message_type
         if kind is None:
             _, _, write = self._reading(items, short=True)
@@ -140,6 +146,7 @@ class _Writers:
         return written
 
     def _map(self, entries: Any) -> Write:
+        """Return what writes pairs as a JSON object; as an array of pairs if keys are not text."""
         name = entries.name
         key, value = entries.message_type.fields
         textual = key.type == key.TYPE_STRING
@@ -167,6 +174,7 @@ def _placeholder(message: Descriptor) -> Any:
 
 
 def _fill(found: Any, field: Any) -> None:
+    """Set a field of a message to the placeholder of an unavailable value."""
     if field.type == field.TYPE_STRING:
         setattr(found, field.name, UNAVAILABLE)
     elif field.type == field.TYPE_BYTES:
@@ -183,6 +191,7 @@ def _fill(found: Any, field: Any) -> None:
 
 
 def _fill_map(found: Any, entries: Any) -> None:
+    """Set a map's field to the placeholder: one pair of text, or its bytes by their places."""
     key, value = entries.message_type.fields
     if key.type == key.TYPE_STRING:
         entry = getattr(found, entries.name).add()

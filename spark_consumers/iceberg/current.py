@@ -47,6 +47,10 @@ def missing(layout: Layout, column: str, commit_lsn: str) -> str:
 
 
 def _merge_sql(identifier: str, layout: Layout, view: str, *, unavailable: bool) -> str:
+    """Return the MERGE of each key's last event into a table of rows, by commit LSN and seq.
+
+    Columns that an event has as unavailable keep the table's value.
+    """
     columns = [quoted(name) for name in layout.names]
     values = [*(f"s.c{field.source_index}" for field in layout.fields), "s.commit_lsn", "s.seq"]
     kept = values.copy()

@@ -54,6 +54,7 @@ def delete_and_insert(
 
 
 def _delete_sql(identifier: str, layout: Layout, view: str, *, send: bool) -> str:
+    """Return the DELETE of the changed keys; `send`: broadcast the keys instead of a shuffle."""
     keys = ", ".join(f"t.{quoted(field.name)}" for field in layout.key)
     changed = ", ".join(f"s.c{field.source_index}" for field in layout.key)
     hint = "/*+ BROADCAST(s) */ " if send else ""

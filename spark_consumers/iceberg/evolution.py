@@ -202,6 +202,7 @@ def _commit(
     *,
     another: bool,
 ) -> None:
+    """Commit changes of columns together with the shape and rule that they are made for."""
     shape = layout.shape
     if changes.drops:  # what Iceberg refuses is refused here, not in the commit of all tables
         drop_columns(_changed(spark, table, changes), changes.drops)
@@ -304,6 +305,7 @@ def _widens(old: T.DataType, new: T.DataType) -> bool:
 def _allow(
     settings: TablesSettings, shape: Shape, column: str, old: T.DataType, new: T.DataType
 ) -> None:
+    """Raise where a changed type parks the table by the settings, or is of a key column."""
     if settings.on_changed_type == "park" or column in shape.key:
         raise _refused(
             shape,

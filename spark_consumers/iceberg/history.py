@@ -162,6 +162,7 @@ def _versions(layout: Layout, rows: DataFrame, truncates: Sequence[Truncate]) ->
 
 
 def _merge_sql(identifier: str, layout: Layout, view: str, truncates: Sequence[Truncate]) -> str:
+    """Return the MERGE of versions: it ends those that are current and inserts new ones."""
     match = " AND ".join(
         f"t.{quoted(field.name)} = s.c{field.source_index}" for field in layout.key
     )

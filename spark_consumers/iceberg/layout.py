@@ -147,6 +147,7 @@ def layout_of(settings: TablesSettings, shape: Shape) -> Layout:
 
 
 def _problem(layout: Layout) -> str:
+    """Return why the Iceberg table can't have this layout, "" if it can."""
     shape, rule, names = layout.shape, layout.rule, layout.names
     needed = METADATA_NAMES | RESERVED_NAMES
     taken = [field.name for field in layout.fields if field.name in needed]

@@ -224,6 +224,7 @@ def _compact(spark: SparkSession, table: Any, settings: TablesSettings) -> int:
 
 
 def _remove_orphans(spark: SparkSession, table: Any, older_ms: int) -> int:
+    """Remove files that no snapshot names and that are old enough; return how many."""
     action = _actions(spark).deleteOrphanFiles(table)
     action = action.olderThan(int(time.time() * 1000) - older_ms)
     if not str(table.location()).startswith(("/", "file:", "hdfs:")):

@@ -104,6 +104,7 @@ def add(
 
 
 def _added(sums: SumSettings, rows: DataFrame) -> DataFrame:
+    """Return what rows add to each group: sums and count, with the sign of each row."""
     groups = [quoted(column) for column in sums.group_by]
     totals = [
         f"sum(CASE WHEN _sign > 0 THEN {quoted(c)} ELSE -{quoted(c)} END) AS {quoted(n)}"
@@ -114,6 +115,7 @@ def _added(sums: SumSettings, rows: DataFrame) -> DataFrame:
 
 
 def _merge_sql(identifier: str, view: str, sums: SumSettings) -> str:
+    """Return the MERGE that adds groups to the sums, and deletes groups without rows."""
     match = " AND ".join(f"t.{quoted(c)} <=> s.{quoted(c)}" for c in sums.group_by)
     names = [quoted(name) for name in sums.sums]
     sets = ", ".join(f"t.{n} = coalesce(t.{n}, 0) + coalesce(s.{n}, 0)" for n in names)
@@ -128,6 +130,7 @@ def _merge_sql(identifier: str, view: str, sums: SumSettings) -> str:
 
 
 def _problem(sums: SumSettings, types: Mapping[str, T.DataType], layout: Layout) -> str:
+    """Return why these sums can't be kept exactly, "" if they can."""
     missing = [c for c in (*sums.group_by, *sums.sums.values()) if c not in types]
     if missing:
         return f"{layout.shape.name} has no column {missing[0]}"

@@ -210,6 +210,7 @@ class TopicOffsets:
         return self._patient()(self._describe, topics)
 
     def _describe(self, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Return the partitions of topics, () for one that does not exist; note the topics' ids."""
         found: dict[str, tuple[int, ...]] = {}
         if not topics:
             return found
@@ -247,6 +248,7 @@ class TopicOffsets:
     def _list_offsets(
         self, partitions: Mapping[str, tuple[int, ...]], spec: Any, isolation: IsolationLevel
     ) -> Offsets:
+        """Return the offsets that `spec` asks for. Raise Retryable where a request timed out."""
         wanted = {
             TopicPartition(topic, number): spec
             for topic, numbers in partitions.items()

@@ -65,6 +65,7 @@ def java_security(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sasl(given: Mapping[str, str]) -> dict[str, str]:
+    """Return Java's options for librdkafka's SASL options. Raise where they have no equal."""
     mechanism = given.get("sasl.mechanism", given.get("sasl.mechanisms", ""))
     if not mechanism and "sasl.username" not in given:
         return {}

@@ -112,6 +112,7 @@ class ShapeLog:
         return shapes
 
     def _take(self, name: str, event: SchemaEvent) -> None:
+        """Keep a table's shape in order; before the first one, claim the table's topic."""
         shape = Shape.from_event(event)
         known = self._shapes.setdefault(name, [])
         if not known:
@@ -123,6 +124,7 @@ class ShapeLog:
             known.sort(key=lambda s: s.since)
 
     def _claim_topic(self, shape: Shape) -> None:
+        """Raise SetupError where a table's events are not alone in their topic, or lack its key."""
         topic = self._naming.table(shape.schema, shape.table).name
         if self._naming.key(shape.schema, shape.table):
             raise SetupError(

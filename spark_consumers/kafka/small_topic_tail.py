@@ -131,6 +131,7 @@ class SmallTopicTail:
             time.sleep(_LOOK_S)
 
     def _compare(self, found: str) -> None:
+        """Note the topic's id. Raise MadeAgainError for another one; warn once if unknown."""
         if self.id and found and self.id != found:
             raise MadeAgainError(
                 "the topic was deleted and made again: it may lack records that were not read yet",
@@ -148,6 +149,7 @@ class SmallTopicTail:
         self.id = found or self.id
 
     def _read(self, partitions: tuple[int, ...], deadline_s: float) -> list[CommittedRecord]:
+        """Return the records up to the present end, in order. Raise Retryable at the deadline."""
         self._assign(partitions)
         ends = self._topics.written({self.topic: partitions})[self.topic]
         found = []
@@ -187,6 +189,7 @@ class SmallTopicTail:
             ) from error
 
     def _assign(self, partitions: tuple[int, ...]) -> None:
+        """Begin with new partitions: at their first offset, or `offsets_max` before the end."""
         new = [number for number in partitions if number not in self._at]
         if not new:
             return

@@ -171,6 +171,7 @@ class TransactionTopic:
                 yield end
 
     def _end(self, row: Row) -> EndEvent | None:
+        """Return the END in a row of the topic; None, with a warning, for another record."""
         if row.partition != 0:
             raise self._order_lost(row.partition + 1)
         collections = [tuple(found) for found in row.data_collections or ()]

@@ -60,6 +60,7 @@ def hashed(texts: pa.LargeBinaryArray) -> Numbers:
 
 
 def _hashed(texts: pa.LargeBinaryArray) -> Numbers:
+    """Return a 64-bit hash of each text, vectorized: a polynomial, mixed as in splitmix64."""
     _, ends_buffer, body_buffer = texts.buffers()
     ends = np.frombuffer(ends_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     lengths = np.diff(ends)

@@ -185,6 +185,10 @@ class _Restoring:
     def run(
         self, commit_lsn: int, into: str, names: Collection[str], dry_run: bool, progress: Progress
     ) -> Restoration:
+        """Restore tables as of the last epoch up to `commit_lsn` into the database `into`.
+
+        Tables are filled, given keys, and compared in one transaction; with `dry_run`, none stay.
+        """
         epochs = self._ledger.all(self._spark)
         epoch = epoch_of(epochs, commit_lsn)
         tables = self._chosen(epoch, names)
@@ -225,6 +229,7 @@ class _Restoring:
         )
 
     def _chosen(self, epoch: EpochRecord, names: Collection[str]) -> list[_Table]:
+        """Return the tables to restore. Raise for one that is unknown, parked, or a changelog."""
         states = self._tables.states(self._spark)
         unknown = set(names) - {name for name in epoch.tables if not is_sums(name)}
         if unknown:
@@ -260,6 +265,7 @@ class _Restoring:
         return found
 
     def _table(self, epoch: EpochRecord, name: str, state: State | None) -> _Table:
+        """Return a table as of the epoch: snapshot, layout, row count, and what it lacks."""
         if state is None:
             raise OperatorNeeded(
                 "the Iceberg table is not there",

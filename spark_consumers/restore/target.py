@@ -147,6 +147,7 @@ class Target:
         return {n: [Layer("", domain=True), *v] if n in own else v for n, v in found.items()}
 
     def _create(self, layout: Layout) -> None:
+        """Create a table and its schema, with columns of the source's types or text."""
         shape = layout.shape
         if not self._finds("SELECT FROM pg_namespace WHERE nspname = %s", shape.schema):
             make = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(shape.schema))

@@ -64,6 +64,7 @@ def input_text(form: str, layers: Sequence[Layer]) -> str:
 
 
 def _array(value: Any, element: Sequence[Layer], delimiter: str) -> str:
+    """Return a nested list as PostgreSQL's array text."""
     if isinstance(value, list):
         return f"{{{delimiter.join(_array(part, element, delimiter) for part in value)}}}"
     if value is None:

@@ -70,6 +70,7 @@ class _Witness:
     def compare(
         self, commit_lsn: int, tables: Collection[str], examples_max: int
     ) -> list[TableComparison]:
+        """Compare the tables as of an epoch with what Kafka's events up to it amount to."""
         epoch = epoch_of(self._ledger.all(self._spark), commit_lsn)
         states = self._tables.states(self._spark)
         expect_noted_ids(self._shapes.tail, self._ledger, self._spark)
@@ -109,6 +110,7 @@ class _Witness:
         return state.shape is None or rule.kind == "changelog"
 
     def _snapshot(self, epoch: EpochRecord, state: State) -> int:
+        """Return the table's Iceberg snapshot of the epoch. Raise where it is gone."""
         return require_snapshot(
             catalog.load(self._spark, state.identifier),
             epoch.tables.get(state.source),
@@ -132,6 +134,7 @@ class _Witness:
     def _compare(
         self, epoch: EpochRecord, state: State, snapshot: int, examples_max: int
     ) -> TableComparison:
+        """Compare one table's rows at the snapshot with its events, folded by key."""
         shapes = list(self._shapes.upto(state.source, epoch.commit_lsn))
         later = self._shapes.upto(state.source, sys.maxsize)[len(shapes) :]
         rows = catalog.as_of(self._spark, state.identifier, snapshot)

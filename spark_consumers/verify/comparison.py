@@ -189,6 +189,7 @@ def failure_text(error: Exception) -> str:
 
 
 def _side(settings: TablesSettings, state: State | None, computed: frozenset[str]) -> _Side:
+    """Return the Iceberg table's side of a comparison. Raise SettingsError for a changelog."""
     if state is None or state.shape is None:
         return _Side(state.identifier if state else "")
     layout = layout_of(settings, state.shape)
@@ -220,6 +221,7 @@ def _compare(
     examples_max: int,
     naming: Naming,
 ) -> TableComparison:
+    """Compare a source table, exported to files, with its Iceberg table by shared columns."""
     schema, table = schema_and_table(name)
     columns = postgres.source_columns(connection, schema, table)
     if published is not None:
@@ -298,6 +300,7 @@ def compared(
 def _column_problems(
     columns: Sequence[ColumnShape], fields: Mapping[str, T.DataType], computed: Collection[str]
 ) -> tuple[str, ...]:
+    """Return how the columns of source and table differ, in words."""
     names = {column.name for column in columns}
     found = [f"column {c.name} is not in the table" for c in columns if c.name not in fields]
     found += [

@@ -63,6 +63,7 @@ def source_texts(
 
 
 def _source_text(column: ColumnShape, kinds: Sequence[Layer]) -> sql.Composed:
+    """Return SQL of a column's text as both sides hash it; of floats, by bits."""
     if column.type not in _FLOATS:
         return sql.SQL("({})::text").format(value_sql(column.name, kinds))
     name = sql.Identifier(column.name)

@@ -182,6 +182,7 @@ def walsender_of(
 
 
 def _require_same_timeline(record: ProgressRecord, found: SourceIdentity, operation: str) -> None:
+    """Raise unless the source has the timeline of Kafka's record, with the same history."""
     number = found.timeline
     if number is None:
         raise _unknown(
