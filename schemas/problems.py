@@ -108,6 +108,7 @@ def _unknown_first(problem: Problem) -> bool:
 
 
 def _problem(detail: ErrorDetails, path: Path, settings: type[BaseModel]) -> Problem:
+    """Return a validation error of pydantic as a problem: key, words, hint."""
     keys = [str(part) for part in detail["loc"]]
     key = ".".join(keys)
     if detail["type"] == "extra_forbidden":
@@ -121,6 +122,7 @@ def _problem(detail: ErrorDetails, path: Path, settings: type[BaseModel]) -> Pro
 
 
 def _words(detail: ErrorDetails, keys: list[str]) -> str:
+    """Return what is wrong with a value, in words without pydantic's terms."""
     kind, limits = detail["type"], detail.get("ctx", {})
     if kind in _WHOLE_NUMBER:
         unit = " of milliseconds, without a unit" if keys[-1].endswith("_ms") else ""

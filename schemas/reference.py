@@ -91,6 +91,7 @@ def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
 
 
 def _type_words(annotation: Any) -> str:
+    """Return a setting's type in words."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _type_words(parts[0])

@@ -151,6 +151,7 @@ class BridgeSettings(ValueSettings):
 
     @model_validator(mode="after")
     def _in_proportion(self) -> "BridgeSettings":
+        """Require a commit interval and an idle timeout that fit the transaction timeout."""
         if self.commit_interval_ms * 2 > self.transaction_timeout_ms:
             raise ValueError("commit_interval_ms must be under half of transaction_timeout_ms")
         waits_ms = max(self.transaction_timeout_ms, self.heartbeat_interval_ms)

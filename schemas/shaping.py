@@ -118,6 +118,7 @@ class RouteSettings(_Part):
 
     @model_validator(mode="after")
     def _valid(self) -> "RouteSettings":
+        """Refuse a wrong regular expression, and topic fields that it has no group of."""
         try:
             groups = set(re.compile(self.tables).groupindex)
         except re.error as error:
@@ -155,6 +156,7 @@ class OutboxSettings(_Part):
 
     @model_validator(mode="after")
     def _valid(self) -> "OutboxSettings":
+        """Refuse an outbox without a source, and names that clash with the bridge's own."""
         if self.table is None and not self.message_prefix:
             raise ValueError("outbox: needs table, message_prefix or both")
         if (self.message_prefix or "").startswith("slotbridge"):
@@ -241,6 +243,7 @@ class ShapingSettings(_Part):
 
     @model_validator(mode="after")
     def _valid(self) -> "ShapingSettings":
+        """Refuse a topic without the table, hashes without salt, and clashing names."""
         fields = template_fields(self.topic)
         if not {"table"} <= fields <= {"prefix", "schema", "table"}:
             raise ValueError("topic: needs {table}, and may have {prefix} and {schema}")

@@ -97,6 +97,7 @@ class SnapshotSettings(_Part):
 
     @model_validator(mode="after")
     def _signals(self) -> "SnapshotSettings":
+        """Refuse signals and connections that the mode does not use, or lacks."""
         if self.mode == "never" and self.conninfo is not None:
             raise ValueError("conninfo needs another mode than never")
         if self.mode == "on_request" and not (self.signal_table or self.signal_topic):

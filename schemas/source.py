@@ -63,6 +63,7 @@ class SourceSettings(BaseModel):
     @field_validator("tables")
     @classmethod
     def _qualified(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse names other than schema.table, and tables of a schema that is listed whole."""
         for table in tables:
             if table.count(".") != 1 or not all(table.split(".")):
                 raise ValueError(f"{table!r} is not of the form schema.table")

@@ -104,6 +104,7 @@ class TableRule(_Part):
 
     @model_validator(mode="after")
     def _distinct(self) -> "TableRule":
+        """Refuse two columns of one name, and Iceberg formats without row deletes."""
         names = list(self.rename.values())
         if len(set(names)) != len(names):
             raise ValueError("rename: two columns get one name")
@@ -258,6 +259,7 @@ class TablesSettings(_Part):
 
     @model_validator(mode="after")
     def _has_a_catalog(self) -> "TablesSettings":
+        """Require the URI or implementation that the kind of catalog needs."""
         needed = {"jdbc": not self.warehouse_folder, "rest": True, "hive": True, "nessie": True}
         if needed.get(self.catalog_type) and not self.catalog_uri:
             raise ValueError(

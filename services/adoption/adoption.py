@@ -353,6 +353,7 @@ class Adoption:
         logger.info("made the slot a failover slot", slot=self._source.slot)
 
     def _record(self, position: Position, last: EventBatch | None) -> ProgressRecord:
+        """Return the progress record that lets the bridge go on after the last transaction."""
         heartbeat = Heartbeat(
             self._source.slot,
             interval_ms=self._bridge.heartbeat_interval_ms,

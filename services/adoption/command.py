@@ -247,6 +247,7 @@ def _text(file: Path) -> str:
 
 
 def _write(file: Path, translation: Translation, *, json: bool) -> None:
+    """Write the translated settings into a new file. Raise SettingsError where it exists."""
     _require_translated(translation)
     try:
         with file.open("x", encoding="utf-8") as new:
@@ -288,6 +289,7 @@ def _require_alike(translation: Translation, settings: Settings) -> None:
 
 
 def _plan_lines(plan: AdoptionPlan) -> Iterator[str]:
+    """Yield what `adopt` prints before it changes anything."""
     yield f"slot decodes from {format_lsn(plan.slot_lsn)} on; seen to {format_lsn(plan.wal_lsn)}"
     yield f"Kafka has changes up to {format_lsn(plan.end_lsn)}, of {plan.overlap} transactions"
     for topic in sorted({*plan.records_read, *plan.published}):

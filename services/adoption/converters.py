@@ -152,6 +152,7 @@ def _json_refusals(options: Mapping[str, str]) -> Iterator[str]:
 
 
 def _confluent_refusals(options: Mapping[str, str], part: str) -> Iterator[str]:
+    """Yield the options of a Confluent converter that the bridge has no counterpart of."""
     if not options.get("schema.registry.url"):
         yield "schema.registry.url is missing"
     strategy = options.get(f"{part}.subject.name.strategy", _TOPIC_STRATEGY)
@@ -166,6 +167,7 @@ def _confluent_refusals(options: Mapping[str, str], part: str) -> Iterator[str]:
 
 
 def _apicurio_refusals(options: Mapping[str, str], skipped: Collection[str]) -> Iterator[str]:
+    """Yield the options of an Apicurio converter that the bridge has no counterpart of."""
     if not options.get(f"{_APICURIO}url"):
         yield f"{_APICURIO}url is missing"
     for option in _APICURIO_SAID:
@@ -184,6 +186,7 @@ def _apicurio_refusals(options: Mapping[str, str], skipped: Collection[str]) -> 
 
 
 def _of_confluent(options: Mapping[str, str], part: str) -> _Registry:
+    """Return the registry of a Confluent converter: URL, user, naming of subjects."""
     user = options.get("basic.auth.user.info") or options.get(
         "schema.registry.basic.auth.user.info", ""
     )
@@ -203,6 +206,7 @@ def _of_apicurio(options: Mapping[str, str]) -> _Registry:
 
 
 def _of_registries(registries: list[_Registry]) -> Iterator[str]:
+    """Yield why the registries of key and value can't be one of the bridge's."""
     for one in registries[1:]:
         if one != registries[0]:
             yield (
@@ -223,6 +227,7 @@ def _settings(one: _Registry) -> Mapping[str, str]:
 
 
 def _notes(one: _Registry | None) -> Iterator[str]:
+    """Yield what an operator must add to the registry's settings."""
     if one is None:
         return
     yield "registry: the bridge registers its schemas itself, whatever auto-register says"

@@ -58,6 +58,7 @@ def unwrapped(own: Mapping[str, str]) -> Unwrapped | None:
 
 
 def _refusals(options: Mapping[str, str], fields: list[str]) -> Iterator[str]:
+    """Yield the options of Debezium's unwrapping that the bridge has no counterpart of."""
     mode = options.get(_MODE, "tombstone").strip().lower()
     if mode not in _MODES:
         yield f"{_MODE}={mode}: a delete's record does not tell which change it is of"

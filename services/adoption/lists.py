@@ -50,6 +50,7 @@ def shaping_of(own: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _tables(own: Mapping[str, str], which: str, refusals: list[str]) -> Iterator[str]:
+    """Yield a list's schemas and tables as patterns; add those that are none to `refusals`."""
     for one in split(own.get(f"schema.{which}.list", "")):
         pattern = _pattern(one, 0)
         if pattern is None:
@@ -68,6 +69,7 @@ def _tables(own: Mapping[str, str], which: str, refusals: list[str]) -> Iterator
 
 
 def _columns(own: Mapping[str, str], which: str, refusals: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield (table, column) patterns of a list; add those that are none to `refusals`."""
     for one in split(own.get(f"column.{which}.list", "")):
         pattern = _pattern(one, _COLUMN_DOTS)
         if pattern is None:

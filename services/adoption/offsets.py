@@ -47,6 +47,7 @@ def offset_of(value: bytes) -> Offset:
 
 
 def _snapshot(document: Mapping[str, Any]) -> str:
+    """Return the snapshot that Debezium has not finished, "" if it has."""
     finished = document.get("last_snapshot_record") or document.get("snapshot_completed")
     if document.get("snapshot") not in (None, False, "false") and not finished:
         return "the initial snapshot"
@@ -101,6 +102,10 @@ def read_map(data: bytes) -> dict[bytes, bytes | None]:
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    """Read a serialized Java byte[] at `at`; return it (None for null) and where it ends.
+
+    Raise struct.error where the data is cut off, ValueError for another object.
+    """
     if data[at : at + 1] == _NULL:
         return None, at + 1
     for start in (_ARRAY, _ARRAY_AGAIN):

@@ -80,6 +80,7 @@ class LeftOut:
             raise unmatched(records)
 
     def _has(self, event: Event, xid: int, lsn: int) -> bool:
+        """Tell whether Kafka has a change's event, and count it as met."""
         if event.table == _TABLELESS:
             return self._messages.pop((event.topic, event.lsn), None) is not None
         if event.key is None:
@@ -95,6 +96,7 @@ class LeftOut:
         return last is not None
 
     def _has_keyless(self, event: Event, xid: int, lsn: int) -> bool:
+        """Tell whether Kafka has one more event of these rows, of a table without a key."""
         if not self._keyless:
             return False
         document = self._decode(event.value or b"null")

@@ -161,6 +161,7 @@ def translate(connector: Connector, *, ignored: Iterable[str] = ()) -> Translati
 
 
 def _refusals(own: Mapping[str, str]) -> Iterator[str]:
+    """Yield the connector's options that the bridge has no counterpart of."""
     if not own.get("topic.prefix"):
         yield "topic.prefix is missing"
     if own.get("plugin.name", "decoderbufs") != "pgoutput":
@@ -194,6 +195,7 @@ def _of_the_worker(worker: Mapping[str, str]) -> Iterator[str]:
 
 
 def _notes(own: Mapping[str, str], connector: Connector) -> Iterator[str]:
+    """Yield what an operator should know of the translated settings."""
     yield "source.conninfo names one host and no password: add the standbys, and a passfile"
     if own.get("heartbeat.interval.ms", "0") != "0" or own.get("heartbeat.action.query"):
         yield "the topic of Debezium's heartbeats is written no longer: the bridge has its own"

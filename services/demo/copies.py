@@ -56,6 +56,7 @@ def _json_form(value: Any) -> Any:
 
 
 def _changes(bootstrap_servers: str, topic: str) -> Iterator[Change]:
+    """Yield the committed changes of a topic; a truncate once for each partition."""
     for partition, key, value in committed(bootstrap_servers, topic, decided_s=_WHOLE_S):
         if value is None:
             continue

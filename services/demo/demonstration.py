@@ -99,6 +99,7 @@ class _Demonstration:
         return Outcome(figures, results)
 
     def _prepare(self) -> None:
+        """Make tables, start bridge, subscription and Spark, and wait until all are in sync."""
         bed, services, stage = self._bed, self._services, self._display.stage
         with stage(
             f"make tables with {self._options.scale * workload.ACCOUNTS_PER_SCALE:,} accounts"
@@ -188,6 +189,7 @@ class _Demonstration:
         return {**planted, "before_plant": figures}, results
 
     def _compare(self, verified: dict[str, Any]) -> tuple[dict[str, Any], list[TableResult]]:
+        """Compare all four copies after the load; return figures and a result for each table."""
         bed = self._bed
         with self._display.stage("compare database, subscriber, Kafka and Iceberg"):
             truth = database_rows(bed.standby.conninfo(bed.dbname), TABLES)
@@ -208,6 +210,7 @@ class _Demonstration:
         return self._figures(results, transactions), results
 
     def _figures(self, results: list[TableResult], transactions: int) -> dict[str, Any]:
+        """Return counts of transactions and events, and whether all copies are equal."""
         acknowledged = sum(
             workload.acknowledged(self._bed, name) for name in ("pgbench-1", "pgbench-2")
         )
@@ -255,6 +258,7 @@ class _Demonstration:
         return row is not None and bool(row[0])
 
     def _confirmed(self, lsn: str) -> bool:
+        """Tell whether all logical slots have confirmed `lsn`."""
         with psycopg.connect(self._bed.standby.conninfo(self._bed.dbname)) as connection:
             row = connection.execute(
                 "SELECT count(*) FROM pg_replication_slots"

@@ -100,6 +100,7 @@ class Display:
         self._console.print(table)
 
     def _draw(self) -> Group:
+        """Return what the terminal shows: stages, hops, slots."""
         stages = [
             Text.assemble(("✓ ", "green"), name, (f"  {seconds:.1f} s", "dim"))
             for name, seconds in self._finished

@@ -78,6 +78,7 @@ class Observer:
             self._look()
 
     def _look(self) -> None:
+        """Read rows and lag of each hop, and the state of the failover slots."""
         primary, subscriber, kafka, iceberg = self._hops
         rows = _query(self.primary, _ROWS)
         lags = dict(_query(self.primary, _LAGS))
@@ -109,6 +110,7 @@ class Observer:
         self._seen[hop.name] = (rows, now)
 
     def _kafka_records(self) -> int:
+        """Return how many records the tables' topics have; the last number without an answer."""
         total = 0
         try:
             known = self._consumer.list_topics(timeout=2).topics

@@ -22,6 +22,7 @@ def plant(fault: Fault, bootstrap_servers: str, topic: str) -> None:
 
 
 def _lose(bootstrap_servers: str, topic: str) -> None:
+    """Delete the first half of a partition's records."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": str(uuid.uuid4())})
     try:
         for partition in consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].partitions:

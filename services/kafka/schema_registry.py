@@ -305,6 +305,7 @@ class SchemaRegistry:
             raise self._unreachable(said, operation) from error
 
     def _refusal(self, error: Any, operation: str, subject: str) -> SlotbridgeError:
+        """Return our error for the registry's answer: no access, refused, or unreachable."""
         status = error.http_status_code
         said = _said(error)
         if status >= _SERVER_ERROR or status in _PASSING:

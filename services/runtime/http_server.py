@@ -90,6 +90,7 @@ class _Connection(H11Protocol):
     _timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a connection; where there are too many, drop the one that has waited longest."""
         super().connection_made(transport)
         self._timer = self.loop.call_later(PATIENCE_S, self._look)
         if len(self.connections) > CONNECTIONS_MAX:
@@ -151,6 +152,7 @@ class _Lines(logging.Handler):
         self._last: dict[int, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Log the HTTP server's line, at most one of each level in _LINE_EVERY_S."""
         now = time.monotonic()
         if now - self._last.get(record.levelno, -_LINE_EVERY_S) < _LINE_EVERY_S:
             return
@@ -165,6 +167,7 @@ for _name in ("uvicorn.error", "asyncio"):
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there. Raise SetupError where the address is taken."""
     server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

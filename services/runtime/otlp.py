@@ -113,6 +113,7 @@ class _Watched(SpanExporter):
         return admitted
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export spans, count the outcome, and log when it begins to fail or to succeed."""
         result = SpanExportResult.FAILURE
         try:
             result = self._exporter.export(spans)

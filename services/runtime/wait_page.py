@@ -64,6 +64,7 @@ class WaitPage:
             self.waiters -= 1
 
     async def _wait(self, request: Request, query: WaitQuery) -> Response:
+        """Answer once the changes are there; with 504 at the timeout."""
         began = time.monotonic()
         looks, look = 0, self._look_for(query)
         while True:

@@ -179,6 +179,7 @@ class Bed:
         return self.processes.spawn(name, argv, env=env, as_server_user=as_server_user)
 
     def _start_once(self, part: str) -> None:
+        """Start a part of the bed unless it runs."""
         with self._starting[part]:
             if part in self._started:
                 return

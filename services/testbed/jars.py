@@ -323,6 +323,7 @@ def _artifact(maven: "MavenContext", coordinate: str) -> "Artifact":
 
 
 def _closure(maven: "MavenContext", wanted: Wanted) -> list[tuple[str, "Artifact"]]:
+    """Return the jars that the coordinates need, themselves too: coordinate, artifact."""
     if not wanted.coordinates:
         return []
     exclusions = [maven.project(*name.split(":")) for name in wanted.excluded]

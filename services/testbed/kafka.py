@@ -206,6 +206,7 @@ class KafkaBroker:
         return [home / "bin" / "java", *self._jvm_options, unpacked, "-cp", self._class_path]
 
     def _prepare(self) -> None:
+        """Find Kafka's jars and write the broker's configuration."""
         self._class_path = class_path("kafka")
         self.folder.mkdir(exist_ok=True)
         if self._short_lived:
@@ -248,6 +249,7 @@ class KafkaBroker:
         return {**own, "node.id": node_id, "controller.quorum.voters": every}
 
     def _proxied(self) -> dict[str, str | int]:
+        """Return the settings of a second listener, which clients reach through a proxy."""
         if self._proxy_port is None:
             return {}
         own = self._node_settings()
@@ -261,6 +263,7 @@ class KafkaBroker:
         }
 
     def _format(self, cluster_id: str) -> None:
+        """Format the data folder, with SCRAM users. Raise where Kafka refuses."""
         arguments = ["format", "-t", cluster_id, "-c", str(self._properties)]
         for name, password in self._users.items():
             arguments += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]

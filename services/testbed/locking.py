@@ -31,6 +31,7 @@ def locked(path: Path, *, purpose: str, timeout_s: float = 0.0) -> Iterator[None
 
 
 def _acquire(descriptor: int, path: Path, purpose: str, deadline: float) -> None:
+    """Lock a file. Raise Retryable, which names the holder, at the deadline."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

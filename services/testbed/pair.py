@@ -154,6 +154,7 @@ def execute(server: Reachable, statement: sql.SQL | sql.Composed) -> None:
 
 
 def _await_streaming(primary: Reachable) -> None:
+    """Wait until the standby streams. Raise Retryable after _STREAMING_TIMEOUT_S."""
     query = sql.SQL(
         "SELECT count(*) FROM pg_stat_replication"
         " WHERE application_name = {} AND state = 'streaming'"

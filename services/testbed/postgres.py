@@ -175,6 +175,7 @@ class PostgresServer:
                 return
 
     def _start(self, timeout_s: float) -> None:
+        """Start the server, and wait until it accepts connections. Raise where it does not."""
         require_free(self.port, server=f"PostgreSQL {self.name}")
         logged = self.log.stat().st_size if self.log.exists() else 0
         self._postmaster = self._processes.spawn(

@@ -181,6 +181,7 @@ class Processes:
         data: Path | None,
         stop_signal: signal.Signals,
     ) -> None:
+        """Note a process in the state file, so that a later run can end it."""
         identity = procfs.identify(process.pid)
         if identity is None:
             return  # it has ended already; the caller sees its exit status

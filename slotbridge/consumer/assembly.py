@@ -266,6 +266,7 @@ class Assembly:
         )
 
     def _remember(self, commit_lsn: int, events: frozenset[tuple[str, int]]) -> None:
+        """Remember a given transaction's events, to leave out repeated ones; forget the oldest."""
         self._given.append(commit_lsn)
         self._known[commit_lsn] = events
         self._remembered += 1 + len(events)

@@ -246,6 +246,7 @@ class Transactions:
         self._partitions.hold_back(far)
 
     def _take(self, message: Message) -> None:
+        """Take a record as its topic says. Raise BadInput for one that is not the bridge's."""
         partition = (message.topic() or "", message.partition() or 0)
         at = RecordPlace(partition, message.offset() or 0)
         value, key = message.value(), message.key()
@@ -268,6 +269,7 @@ class Transactions:
             raise foreign(at) from error
 
     def _take_end(self, document: Mapping[str, Any], at: RecordPlace) -> None:
+        """Take an END with its counts of the chosen tables; pass one from before the position."""
         # Debezium's, from before an adoption, have no commit_lsn: their events neither.
         if document["status"] != "END" or "commit_lsn" not in document:
             self._assembly.passed(at.partition, at.offset)
@@ -286,6 +288,7 @@ class Transactions:
         )
 
     def _take_dead(self, document: Mapping[str, Any], at: RecordPlace) -> None:
+        """Take a dead letter in place of the event that Kafka refused."""
         refused = Refused(document["table"], whole_number(document["seq"]))
         # A logical message, which belongs to no table, may be outside of any transaction.
         if document["value"] is None or not refused.table or not self._chosen(refused.table):
@@ -297,6 +300,7 @@ class Transactions:
     def _take_event(
         self, document: Mapping[str, Any], key: bytes | str | None, at: RecordPlace
     ) -> None:
+        """Take a row's event if its table is chosen."""
         event = row_event(document, at)
         if not self._chosen(event.table):
             self._assembly.passed(at.partition, at.offset, event.commit_lsn)
@@ -341,6 +345,7 @@ class Transactions:
         return self._routes.get(table) or legal_topic(f"{self._prefix}.{table}")
 
     def _missing(self) -> Retryable:
+        """Return the error of a transaction that did not become whole in time."""
         end = self._assembly.first
         lacking = ", ".join(self._assembly.lacking())
         what = f"all events of {lacking}" if lacking else "the END of a transaction"

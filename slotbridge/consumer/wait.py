@@ -66,6 +66,7 @@ def wait_for(
 
 
 def _refused(error: urllib.error.HTTPError, url: str, within: str) -> SlotbridgeError:
+    """Return our error for the page's status: 400, 409, or not yet."""
     reason = str(_document(error.read()).get("error", error))
     if error.code == 400:
         return SettingsError(reason, operation=_OPERATION, subject=url)
