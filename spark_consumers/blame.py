@@ -194,7 +194,7 @@ class _Blame:
 
 
 def _readable(field: T.StructField) -> str:
-    """Return SQL of a column as Python can have it: its times end with the year 9999."""
+    """Return SQL that reads a column; dates and times as text, as Python's end with year 9999."""
     name = quoted(field.name)
     if field.name == "_commit_time":
         return f"unix_micros({name}) AS {name}"

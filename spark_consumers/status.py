@@ -49,7 +49,7 @@ class RunStatus:
     under_way: dict[str, int] = field(default_factory=dict)
 
     def rates(self, before: "RunStatus | None") -> dict[str, float]:
-        """Return events a second of each table since an earlier look at the run, {} for none."""
+        """Return events a second of each table since an earlier state of the run, {} for none."""
         events = self.events_since_start
         past = before.events_since_start if before else {}
         if before is None or any(events.get(name, 0) < count for name, count in past.items()):
@@ -58,7 +58,7 @@ class RunStatus:
         return {name: (count - past.get(name, 0)) / spent_s for name, count in events.items()}
 
     def document(self, before: "RunStatus | None" = None) -> dict[str, object]:
-        """Return the look as JSON; what is not known yet is null."""
+        """Return the run's state as JSON, with rates since `before`; null: not known yet."""
         lsn = None if self.commit_lsn is None else format_lsn(self.commit_lsn)
         document = asdict(self) | {"commit_lsn": lsn}
         del document["time_s"]
@@ -66,7 +66,7 @@ class RunStatus:
         return document | {"events_per_second": rates}
 
     def screen(self, before: "RunStatus | None" = None) -> Group:
-        """Return the look as a screen for people."""
+        """Return the run's state as a screen for people, with rates since `before`."""
         rates, events = self.rates(before), self.events_since_start
         table = Table("table", "events\nsince start", "events/s", "", box=None)
         for name in sorted({*events, *self.rebuilding, *self.filling, *self.parked}):

@@ -133,11 +133,11 @@ class Audit:
             exit_code=ExitCode.NOT_JUDGED,
         )
 
-    def _recorded(self, found: TableAudit) -> TableAudit:
+    def _recorded(self, audited: TableAudit) -> TableAudit:
         """Record the result of a table, except where no audit can ever judge the table."""
-        if not found.by_design:
-            self._log.record(self._spark, {found.table: found.finding()})
-        return found
+        if not audited.by_design:
+            self._log.record(self._spark, {audited.table: audited.finding()})
+        return audited
 
     def _cut(self, cuts: Cuts, taken: SourceSnapshot) -> EpochRecord | None:
         """Ask `slottables run` for an epoch that ends at the snapshot; None if it is beyond."""

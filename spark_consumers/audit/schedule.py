@@ -66,12 +66,12 @@ def repeated(
         stop.wait(max(0.0, began + interval_s - time.monotonic()))
 
 
-def log_findings(found: list[TableAudit] | SlotbridgeError) -> None:
+def log_findings(result: list[TableAudit] | SlotbridgeError) -> None:
     """Log the result of an audit: no keys, and no values."""
-    if isinstance(found, SlotbridgeError):
-        log.warning("the audit failed", error=str(found), exit_code=int(found.exit_code))
+    if isinstance(result, SlotbridgeError):
+        log.warning("the audit failed", error=str(result), exit_code=int(result.exit_code))
         return
-    for one in found:
+    for one in result:
         if one.differences:
             log.error(
                 "a table differs from its source",
@@ -84,5 +84,5 @@ def log_findings(found: list[TableAudit] | SlotbridgeError) -> None:
             )
         elif one.reason and not one.by_design:
             log.warning("a table was not judged", table=one.table, reason=one.reason)
-    equal = sum(one.verdict == "equal" for one in found)
-    log.info("audited", tables=len(found), equal=equal)
+    equal = sum(one.verdict == "equal" for one in result)
+    log.info("audited", tables=len(result), equal=equal)

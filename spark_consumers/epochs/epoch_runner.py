@@ -308,6 +308,7 @@ class EpochRunner:
         return {n for n in found if not sums.is_sums(n) and self.follows(n)}
 
     def _read(self, cut: Cut, opened: dict[str, OpenTable], counted: dict[str, int]) -> Taken:
+        """Read the cut's events of the opened tables; `without`: the events of each left out."""
         known = self._record.commit_lsn
         wanted = {
             self._topic(name): self.parking.wanted(name, table, self._record, counted[name])

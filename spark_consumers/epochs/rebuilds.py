@@ -183,9 +183,10 @@ class Rebuilds:
         return {self._topics.name(n): dict(note.offsets or {}) for n, note in self.ready.items()}
 
     def _limit(self, name: str, record: EpochRecord) -> int:
-        """Return how far parts go: what comes later is for the epoch that makes it the table.
+        """Return the commit LSN up to which parts of a rebuild read events.
 
-        Of a parked table these are all events that were counted since.
+        Later ones are for the epoch that makes the rebuild the table: of a parked table, all that
+        were counted since.
         """
         found = self._parking.tables.get(name)
         counted = found is not None and found.events is not None

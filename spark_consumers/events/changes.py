@@ -53,7 +53,7 @@ def events(
     records: DataFrame,
     after_lsn: int,
     upto_lsn: int,
-    others: Mapping[str, int] | None = None,
+    lsn_of_topics: Mapping[str, int] | None = None,
     *,
     counted: Mapping[str, int] | None = None,
     whole: bool = False,
@@ -61,7 +61,7 @@ def events(
     """Read each record; tombstones are left out. `whole`: keep the values, for the quarantine.
 
     `beyond`: of a transaction after `upto_lsn`, which is not of this epoch; `late`: of one at or
-    before `after_lsn` (of topics in `others`: at or before that), so that the table has had it;
+    before `after_lsn` (or the topic's in `lsn_of_topics`), so that the table has had it;
     `earlier`: at or before `after_lsn` (of topics in `counted`: at or before that), so that the
     epoch does not count it.
     `image`: the row, of a delete the old one; `unchanged`: it may lack values that the UPDATE left
@@ -91,19 +91,19 @@ def events(
             *map(quoted, EVENT_COLUMNS[:-3]),
             f"{_beyond(upto_lsn)} AS beyond",
             f"{_upto(after_lsn, counted or {})} AS earlier",
-            f"{_upto(after_lsn, others or {})} AS late",
+            f"{_upto(after_lsn, lsn_of_topics or {})} AS late",
         )
     )
 
 
-def _upto(commit_lsn: int, others: Mapping[str, int]) -> str:
-    """Return SQL: whether an event commits at or before an LSN, which topics in `others` have."""
+def _upto(commit_lsn: int, lsn_of_topics: Mapping[str, int]) -> str:
+    """Return SQL: whether an event commits at or before `commit_lsn`, or its topic's own LSN."""
     upto = f"NOT {_beyond(commit_lsn)}"
     own = (
         f" WHEN topic = {literal(topic)} THEN NOT {_beyond(lsn)}"
-        for topic, lsn in sorted(others.items())
+        for topic, lsn in sorted(lsn_of_topics.items())
     )
-    return f"CASE{''.join(own)} ELSE {upto} END" if others else upto
+    return f"CASE{''.join(own)} ELSE {upto} END" if lsn_of_topics else upto
 
 
 def summary(events: DataFrame) -> DataFrame:

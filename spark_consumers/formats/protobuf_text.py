@@ -99,10 +99,10 @@ class _Writers:
             (json_forms.label(field.json_name), *self._reading(field)) for field in message.fields
         ]
 
-        def written(found: Message) -> str:
+        def written(row: Message) -> str:
             texts = [
                 label
-                + (write(getattr(found, name)) if not optional or found.HasField(name) else "null")
+                + (write(getattr(row, name)) if not optional or row.HasField(name) else "null")
                 for label, name, optional, write in parts
             ]
             return f"{{{','.join(texts)}}}"
@@ -135,11 +135,11 @@ class _Writers:
         listed = json_forms.list_of_plain if is_plain else json_forms.list_of
         write_items = listed(json_forms.or_null(write))
 
-        def written(found: Any) -> str:
+        def written(message: Any) -> str:
             return write_items(
                 [
                     getattr(item, value) if not optional or item.HasField(value) else None
-                    for item in getattr(found, name)
+                    for item in getattr(message, name)
                 ]
             )
 
@@ -153,9 +153,9 @@ class _Writers:
         key_name, _, write_key = self._reading(key)
         value_name, optional, write_value = self._reading(value, short=not textual)
 
-        def written(found: Any) -> str:
+        def written(message: Any) -> str:
             texts = []
-            for entry in getattr(found, name):
+            for entry in getattr(message, name):
                 there = not optional or entry.HasField(value_name)
                 text = write_value(getattr(entry, value_name)) if there else "null"
                 first = write_key(getattr(entry, key_name))
@@ -173,40 +173,40 @@ def _placeholder(message: Descriptor) -> Any:
     return found
 
 
-def _fill(found: Any, field: Any) -> None:
+def _fill(message: Any, field: Any) -> None:
     """Set a field of a message to the placeholder of an unavailable value."""
     if field.type == field.TYPE_STRING:
-        setattr(found, field.name, UNAVAILABLE)
+        setattr(message, field.name, UNAVAILABLE)
     elif field.type == field.TYPE_BYTES:
-        setattr(found, field.name, UNAVAILABLE.encode())
+        setattr(message, field.name, UNAVAILABLE.encode())
     elif field.message_type is None:
         return
     elif [one.json_name for one in field.message_type.fields] == ["entries"]:
-        _fill_map(getattr(found, field.name), field.message_type.fields[0])
+        _fill_map(getattr(message, field.name), field.message_type.fields[0])
     else:
-        inner = getattr(found, field.name)
+        inner = getattr(message, field.name)
         inner.SetInParent()
         for one in field.message_type.fields:
             _fill(inner, one)
 
 
-def _fill_map(found: Any, entries: Any) -> None:
+def _fill_map(message: Any, entries: Any) -> None:
     """Set a map's field to the placeholder: one pair of text, or its bytes by their places."""
     key, value = entries.message_type.fields
     if key.type == key.TYPE_STRING:
-        entry = getattr(found, entries.name).add()
+        entry = getattr(message, entries.name).add()
         setattr(entry, key.name, UNAVAILABLE)
         setattr(entry, value.name, UNAVAILABLE)
         return
     for place, code in enumerate(UNAVAILABLE.encode()):
-        entry = getattr(found, entries.name).add()
+        entry = getattr(message, entries.name).add()
         setattr(entry, key.name, place)
         setattr(entry, value.name, code)
 
 
 def _or_unavailable(write: Write, unavailable: str) -> Write:
-    def written(found: Any) -> str:
-        text = write(found)
+    def written(message: Any) -> str:
+        text = write(message)
         return UNAVAILABLE_TEXT if text == unavailable else text
 
     return written

@@ -93,29 +93,29 @@ def properties(table: Any) -> dict[str, str]:
     return _texts(table.properties())
 
 
-def reached(found: Mapping[str, str]) -> tuple[int, int]:
+def reached(properties: Mapping[str, str]) -> tuple[int, int]:
     """Return the epoch and the commit LSN that a table with these properties has, -1 for none."""
-    return int(found.get(EPOCH, -1)), int(found.get(COMMIT_LSN, -1))
+    return int(properties.get(EPOCH, -1)), int(properties.get(COMMIT_LSN, -1))
 
 
-def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[str, str]:
+def require_known(table: Any, identifier: str, sealed: tuple[int, int]) -> dict[str, str]:
     """Return the table's properties.
 
-    Raise Retryable (LOCKED) where the table has another epoch than `known`, the writer's.
+    Raise Retryable (LOCKED) where the table has another epoch than `sealed`, the writer's.
     """
     found = properties(table)
-    if reached(found) != known:
+    if reached(found) != sealed:
         raise overtaken(identifier)
     return found
 
 
-def load_known(spark: SparkSession, identifier: str, known: tuple[int, int]) -> Any:
+def load_known(spark: SparkSession, identifier: str, sealed: tuple[int, int]) -> Any:
     """Load a table that its writer is to change before, or outside, an epoch's commit.
 
-    Raise Retryable (LOCKED) where the table has another epoch than `known`, the writer's.
+    Raise Retryable (LOCKED) where the table has another epoch than `sealed`, the writer's.
     """
     table = load(spark, identifier)
-    require_known(table, identifier, known)
+    require_known(table, identifier, sealed)
     return table
 
 
@@ -257,15 +257,15 @@ def _fields(schema: Any) -> dict[int, str]:
     return {f["id"]: f["name"] for f in json.loads(parser.toJson(schema))["fields"]}
 
 
-def expire(table: Any, *, keep: int, older_than_ms: int, others: Collection[int] = ()) -> None:
+def expire(table: Any, *, keep: int, older_than_ms: int, younger: Collection[int] = ()) -> None:
     """Remove snapshots, and the files that only they name: all but tagged ones and the last.
 
-    `others`: younger snapshots that go, too; no tag and no branch may name them.
+    `younger`: snapshots that go, too; no tag and no branch may name them.
     """
     work = table.expireSnapshots()
     work.retainLast(keep)
     work.expireOlderThan(older_than_ms)
-    for snapshot in others:
+    for snapshot in younger:
         work.expireSnapshotId(snapshot)
     work.commit()
 

@@ -44,12 +44,12 @@ def compare_and_set(transaction: Any) -> bool:
 def change(
     spark: SparkSession,
     identifier: str,
-    known: tuple[int, int] | None,
+    sealed: tuple[int, int] | None,
     make: Callable[[Any, Any], None],
 ) -> None:
     """Commit to a table what `make` adds to a transaction of it, given the table and that.
 
-    `known`: the epoch and the commit LSN that the writer left the table with, None for a command,
+    `sealed`: the epoch and the commit LSN that the writer left the table with, None for a command,
     which changes the table whatever it has. Raise Retryable (LOCKED) where the table has others:
     its writer was overtaken, and changes nothing. `make` may be called again.
     """
@@ -57,8 +57,8 @@ def change(
         time.sleep(attempt * _PAUSE_S)
         table = catalog.load(spark, identifier)
         transaction = table.newTransaction()  # loads the table anew: what follows sees that one
-        if known is not None:
-            catalog.require_known(table, identifier, known)
+        if sealed is not None:
+            catalog.require_known(table, identifier, sealed)
         make(table, transaction)
         if compare_and_set(transaction):
             return
@@ -66,17 +66,17 @@ def change(
 
 
 def set_known(
-    spark: SparkSession, identifier: str, known: tuple[int, int], values: Mapping[str, str]
+    spark: SparkSession, identifier: str, sealed: tuple[int, int], values: Mapping[str, str]
 ) -> None:
     """Set properties of a table that its writer is to change before, or outside, an epoch's commit.
 
-    Raise Retryable (LOCKED) where the table has another epoch than `known`, the writer's.
+    Raise Retryable (LOCKED) where the table has another epoch than `sealed`, the writer's.
     """
 
     def make(_table: Any, transaction: Any) -> None:
         catalog.set_properties(transaction, values)
 
-    change(spark, identifier, known, make)
+    change(spark, identifier, sealed, make)
 
 
 def put_note(transaction: Any, note: TableNote) -> None:
@@ -88,15 +88,15 @@ def put_note(transaction: Any, note: TableNote) -> None:
 def change_note(
     spark: SparkSession,
     identifier: str,
-    known: tuple[int, int] | None,
+    sealed: tuple[int, int] | None,
     change_of: Callable[[TableNote], TableNote],
 ) -> None:
-    """Change a table's note, as it is then, by `change_of`; `known`: as for `change`."""
+    """Change a table's note, as it is then, by `change_of`; `sealed`: as for `change`."""
 
     def make(table: Any, transaction: Any) -> None:
         put_note(transaction, change_of(note_of(catalog.properties(table))))
 
-    change(spark, identifier, known, make)
+    change(spark, identifier, sealed, make)
 
 
 def change_refs(table: Any, change: Callable[[Any], None]) -> None:

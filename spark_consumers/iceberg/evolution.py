@@ -124,22 +124,22 @@ def evolve(
     spark: SparkSession,
     identifier: str,
     settings: TablesSettings,
-    had: Layout,
+    layout: Layout,
     later: list[Shape],
-    given: Evolved,
-    known: tuple[int, int],
+    remaining: Evolved,
+    sealed: tuple[int, int],
 ) -> Evolved:
-    """Change a table that is as `had` to the last of `later`; `given`: what it had still to get.
+    """Change a table from `layout` to the last of `later`; `remaining`: what it has yet to get.
 
     The shape, the rule by its names, and what the table is to get are written into the table's
-    properties in the same commit. Raise Retryable where the table has another epoch than `known`:
+    properties in the same commit. Raise Retryable where the table has another epoch than `sealed`:
     another writer may have changed it already.
     """
-    replaced, kept, pending, drops = given
-    old, rule = had, layout_of(settings, later[-1]).rule
+    replaced, kept, pending, drops = remaining
+    old, rule = layout, layout_of(settings, later[-1]).rule
     for place, after in enumerate(later):
         table = catalog.load(spark, identifier)
-        catalog.require_known(table, identifier, known)
+        catalog.require_known(table, identifier, sealed)
         before, existing = old.shape, [str(column.name()) for column in table.schema().columns()]
         another = before.another_table(after)
         new = Layout(after, rules.agreeing_rule(rule, later[place:], old))

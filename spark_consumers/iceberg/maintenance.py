@@ -131,7 +131,7 @@ def _cleaned(
     table, name, identifier, before, failed = work
     # Readers also have snapshots without a tag: that of a compaction, which no epoch names.
     found = expired(catalog.metadata(table), now_ms - settings.epochs_kept_all_ms)
-    catalog.expire(table, keep=1, older_than_ms=found.older_than_ms, others=found.others)
+    catalog.expire(table, keep=1, older_than_ms=found.older_than_ms, younger=found.others)
     tick()
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()

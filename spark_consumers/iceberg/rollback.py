@@ -16,11 +16,11 @@ from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.table_note import UntrustedRowsError
 
 
-def rolled_back(table: Any, found: Mapping[str, str]) -> bool:
-    """Tell whether a table's rows lack the last epoch of its properties, `found`."""
-    if not found.keys() >= {catalog.EPOCH, catalog.COMMIT_LSN}:
+def rolled_back(table: Any, properties: Mapping[str, str]) -> bool:
+    """Tell whether a table's rows lack the last epoch that its `properties` name."""
+    if not properties.keys() >= {catalog.EPOCH, catalog.COMMIT_LSN}:
         return False
-    last = _snapshots_of(table, found)
+    last = _snapshots_of(table, properties)
     if not last:  # the epoch has only set properties, or its snapshot was expired
         return False
     since, snapshot = min(last.values()), table.currentSnapshot()
@@ -34,19 +34,19 @@ def rolled_back(table: Any, found: Mapping[str, str]) -> bool:
     return True
 
 
-def _snapshots_of(table: Any, found: Mapping[str, str]) -> dict[int, int]:
+def _snapshots_of(table: Any, properties: Mapping[str, str]) -> dict[int, int]:
     """Return the snapshots (id -> sequence number) of the last epoch that the properties tell.
 
     The commit of an epoch tags its last one. Without the tag the summaries tell; a writer that was
     overtaken may have left others of the same epoch. {} if none is known.
     """
-    tag = catalog.ref_snapshot(table, catalog.tag_name(int(found[catalog.COMMIT_LSN])))
+    tag = catalog.ref_snapshot(table, catalog.tag_name(int(properties[catalog.COMMIT_LSN])))
     if tag is not None:
         return {tag: int(table.snapshot(tag).sequenceNumber())}
     return {
         int(snapshot["snapshot-id"]): int(snapshot.get("sequence-number", 0))
         for snapshot in catalog.metadata(table).get("snapshots", ())
-        if snapshot["summary"].get(catalog.EPOCH) == found[catalog.EPOCH]
+        if snapshot["summary"].get(catalog.EPOCH) == properties[catalog.EPOCH]
         and catalog.REBUILD not in snapshot["summary"]
     }
 

@@ -80,12 +80,12 @@ class Staging:
     def begin(
         self,
         identifier: str,
-        known: tuple[int, int],
+        sealed: tuple[int, int],
         *,
         explicit: bool = False,
         rebuilt: int | None = None,
     ) -> Base:
-        """Prepare a table for an epoch after `known` (epoch and commit LSN, -1 for none).
+        """Prepare a table for an epoch after `sealed` (epoch and commit LSN, -1 for none).
 
         The branch is made at once: one that a write makes would count the table's rows and bytes
         from zero in its snapshot's summary. `explicit`: so is that of a table without snapshots.
@@ -96,7 +96,7 @@ class Staging:
         importance.
         """
         table = catalog.load(self._spark, identifier)
-        found = catalog.require_known(table, identifier, known)
+        found = catalog.require_known(table, identifier, sealed)
         of_rebuild = rebuilt is not None
         if not (of_rebuild or explicit) and rollback.rolled_back(table, found):
             raise rollback.refused(identifier)
@@ -236,11 +236,11 @@ class Staging:
 
     @staticmethod
     def _adopted(
-        base: Base, table: Any, found: Mapping[str, str], values: Mapping[str, str]
+        base: Base, table: Any, properties: Mapping[str, str], values: Mapping[str, str]
     ) -> bool:
         """Tell whether the table has what was written to the branch, with the epoch's number."""
         written = base.head is not None and catalog.snapshot_id(table) == base.head
-        return written and found.get(catalog.EPOCH) == values[catalog.EPOCH]
+        return written and properties.get(catalog.EPOCH) == values[catalog.EPOCH]
 
     def extend(self, base: Base, rebuild: RebuildNote, values: Mapping[str, str]) -> None:
         """Make the branch the rebuild's, note how far it is and set properties, in one commit.
@@ -264,11 +264,11 @@ class Staging:
 
 
 def begin_side(
-    spark: SparkSession, identifier: str, known: tuple[int, int], rebuild: RebuildNote
+    spark: SparkSession, identifier: str, sealed: tuple[int, int], rebuild: RebuildNote
 ) -> None:
     """Begin a rebuild's branch, in place of one that is there, with its note, in one commit.
 
-    `known`: the epoch and commit LSN of the table's writer. Raise Retryable (LOCKED) where the
+    `sealed`: the epoch and commit LSN of the table's writer. Raise Retryable (LOCKED) where the
     table has another epoch, or nobody asks for this rebuild any more.
     """
 
@@ -279,7 +279,7 @@ def begin_side(
             manage.removeBranch(REBUILT)
         manage.createBranch(*([REBUILT] if snapshot is None else [REBUILT, snapshot])).commit()
 
-    commits.change(spark, identifier, known, make)
+    commits.change(spark, identifier, sealed, make)
 
 
 def _put_rebuild(table: Any, transaction: Any, identifier: str, rebuild: RebuildNote) -> None:
@@ -309,9 +309,9 @@ def _snapshots_after(table: Any, sequence: int) -> dict[int, _Written]:
     return found
 
 
-def _rebuilt_to(found: Mapping[str, str]) -> int | None:
+def _rebuilt_to(properties: Mapping[str, str]) -> int | None:
     """Return the commit LSN of a rebuild's branch, by a table's properties; None without a note."""
-    rebuild = note_of(found).rebuild
+    rebuild = note_of(properties).rebuild
     return rebuild.commit_lsn if rebuild else None
 
 
@@ -330,23 +330,23 @@ def warn_emptied(source: str, kept: Sequence[str]) -> None:
 def park(
     spark: SparkSession,
     identifier: str,
-    known: tuple[int, int],
+    sealed: tuple[int, int],
     expected: Parked | None,
     parked: Parked,
 ) -> None:
     """Note that a table is parked, in one commit; a rebuild of it is over.
 
-    `known`: the epoch and commit LSN of the table's writer; `expected`: the parking that it knows
+    `sealed`: the epoch and commit LSN of the table's writer; `expected`: the parking that it knows
     of. Raise Retryable (LOCKED) where the table has others.
     """
 
     def make(table: Any, transaction: Any) -> None:
-        note = note_of(catalog.properties(table)).of_epoch(known[0])
+        note = note_of(catalog.properties(table)).of_epoch(sealed[0])
         if note.parked != expected:
             raise catalog.overtaken(identifier)
         _without_side(table, transaction, note.park(parked))
 
-    commits.change(spark, identifier, known, make)
+    commits.change(spark, identifier, sealed, make)
 
 
 def cancel(spark: SparkSession, identifier: str) -> None:

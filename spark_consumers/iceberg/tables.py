@@ -205,7 +205,7 @@ class Tables:
             return OpenTable(identifier, layout, NEVER, replaced=last_replacement(shapes))
         replaced, fills = state.replaced, wanted(self._settings, state.source, state.fills)
         later = [s for s in shapes if state.shape is None or s.since > state.shape.since]
-        had, drops = self._require_rule(spark, state, layout, later), state.drops
+        had, drops = self._apply_rule(spark, state, layout, later), state.drops
         kept = had.kept
         if state.shape is not None and later:
             to_get = Evolved(replaced, kept, fills, drops)
@@ -226,10 +226,10 @@ class Tables:
             drops=drops,
         )
 
-    def _require_rule(
+    def _apply_rule(
         self, spark: SparkSession, state: State, layout: Layout, later: list[Shape]
     ) -> Layout:
-        """Return the layout of a table as it is, by the present rule.
+        """Return the layout of a table as it is, by the present rule; note that rule on the table.
 
         `later`: shapes that the table does not have yet, whose names the rule may use. Raise
         SetupError where the table was made by a rule that does something else, or where somebody
@@ -272,28 +272,34 @@ def _properties(layout: Layout) -> dict[str, str]:
     }
 
 
-def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bool) -> State:
-    """Return the state of a table whose properties are `found`."""
-    source, shape, rule = found[catalog.SOURCE], found.get(catalog.SHAPE), found.get(catalog.RULE)
-    sealed = catalog.reached(found)
-    note = note_of(found).of_epoch(sealed[0])
+def state_of(identifier: str, table: Any, properties: Mapping[str, str], *, large: bool) -> State:
+    """Return the state of a table by its `properties`."""
+    source, shape, rule = (
+        properties[catalog.SOURCE],
+        properties.get(catalog.SHAPE),
+        properties.get(catalog.RULE),
+    )
+    sealed = catalog.reached(properties)
+    note = note_of(properties).of_epoch(sealed[0])
     return State(
         source,
         identifier,
         *((note.parked.epoch, note.parked.commit_lsn) if note.parked else sealed),
         note,
-        CommitPosition(*json.loads(found[catalog.REPLACED])) if catalog.REPLACED in found else None,
+        CommitPosition(*json.loads(properties[catalog.REPLACED]))
+        if catalog.REPLACED in properties
+        else None,
         Shape.from_document(source, json.loads(shape)) if shape else None,
         str(table.uuid()),
         large,
-        int(found.get(catalog.SEEN_LSN, NEVER)),
+        int(properties.get(catalog.SEEN_LSN, NEVER)),
         catalog.column_names(table),
         rules.from_document(rule) if rule else None,
-        tuple(json.loads(found.get(catalog.KEPT, "[]"))),
+        tuple(json.loads(properties.get(catalog.KEPT, "[]"))),
         sealed,
-        fills_from(found.get(catalog.FILLS)),
-        tuple(json.loads(found.get(catalog.DROPS, "[]"))),
-        definition=found.get(catalog.SUMS, ""),
+        fills_from(properties.get(catalog.FILLS)),
+        tuple(json.loads(properties.get(catalog.DROPS, "[]"))),
+        definition=properties.get(catalog.SUMS, ""),
     )
 
 

@@ -35,19 +35,19 @@ _PEM_PREFIXES = ("ssl.ca", "ssl.certificate", "ssl.key")
 _UNKNOWN = ("ssl.keystore.location", "sasl.kerberos.keytab", "ssl.engine.location")
 
 
-def java_security(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of Kafka's Java client that mean the same as `given`.
+def java_security(client_options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of Kafka's Java client that mean the same as `client_options`.
 
     Raise SetupError for what has no such options, and for files that can't be read or used.
     """
     for name in _UNKNOWN:
-        if name in given:
+        if name in client_options:
             raise _refusal(
                 f"{name} in kafka.options can't be passed to Spark",
                 "give the client's certificate as ssl.certificate.location and ssl.key.location",
             )
-    options = {name: given[name] for name in _SAME if name in given}
-    authority, certificate, key = (_pem(given, prefix) for prefix in _PEM_PREFIXES)
+    options = {name: client_options[name] for name in _SAME if name in client_options}
+    authority, certificate, key = (_pem(client_options, prefix) for prefix in _PEM_PREFIXES)
     if authority:
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
     if certificate or key:
@@ -61,13 +61,13 @@ def java_security(given: Mapping[str, str]) -> dict[str, str]:
             "ssl.keystore.certificate.chain": certificate,
             "ssl.keystore.key": _pkcs8(key),
         }
-    return options | _sasl(given)
+    return options | _sasl(client_options)
 
 
-def _sasl(given: Mapping[str, str]) -> dict[str, str]:
+def _sasl(client_options: Mapping[str, str]) -> dict[str, str]:
     """Return Java's options for librdkafka's SASL options. Raise where they have no equal."""
-    mechanism = given.get("sasl.mechanism", given.get("sasl.mechanisms", ""))
-    if not mechanism and "sasl.username" not in given:
+    mechanism = client_options.get("sasl.mechanism", client_options.get("sasl.mechanisms", ""))
+    if not mechanism and "sasl.username" not in client_options:
         return {}
     mechanism = mechanism or "PLAIN"
     if mechanism not in _MODULES:
@@ -78,7 +78,7 @@ def _sasl(given: Mapping[str, str]) -> dict[str, str]:
     options = {"sasl.mechanism": mechanism}
     if mechanism != "OAUTHBEARER":
         words = {"username": "sasl.username", "password": "sasl.password"}
-    elif given.get("sasl.oauthbearer.method", "").lower() == "oidc":
+    elif client_options.get("sasl.oauthbearer.method", "").lower() == "oidc":
         options["sasl.login.callback.handler.class"] = _LOGIN_CALLBACK
         words = {
             "clientId": "sasl.oauthbearer.client.id",
@@ -91,20 +91,24 @@ def _sasl(given: Mapping[str, str]) -> dict[str, str]:
             "set sasl.oauthbearer.method to oidc, with client.id, client.secret and "
             "token.endpoint.url",
         )
-    login = [f'{word}="{_escaped(given[name])}"' for word, name in words.items() if name in given]
+    login = [
+        f'{word}="{_escaped(client_options[name])}"'
+        for word, name in words.items()
+        if name in client_options
+    ]
     options["sasl.jaas.config"] = f"{_MODULES[mechanism]} required {' '.join(login)};"
     return options
 
 
-def _pem(given: Mapping[str, str], prefix: str) -> str:
+def _pem(client_options: Mapping[str, str], prefix: str) -> str:
     """Return the text of `<prefix>.pem`, or of the file in `<prefix>.location`, else ""."""
-    if f"{prefix}.pem" in given:
-        return given[f"{prefix}.pem"]
+    if f"{prefix}.pem" in client_options:
+        return client_options[f"{prefix}.pem"]
     name = f"{prefix}.location"
-    if name not in given:
+    if name not in client_options:
         return ""
     try:
-        return Path(given[name]).read_text(encoding="ascii")
+        return Path(client_options[name]).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not in PEM form"
         raise _refusal(

@@ -130,23 +130,23 @@ class SmallTopicTail:
                 )
             time.sleep(_LOOK_S)
 
-    def _compare(self, found: str) -> None:
+    def _compare(self, topic_id: str) -> None:
         """Note the topic's id. Raise MadeAgainError for another one; warn once if unknown."""
-        if self.id and found and self.id != found:
+        if self.id and topic_id and self.id != topic_id:
             raise MadeAgainError(
                 "the topic was deleted and made again: it may lack records that were not read yet",
                 operation="read Kafka",
                 subject=self.topic,
                 hint=self._hint,
             )
-        if not found and (self.id or self._at) and not self._warned:
+        if not topic_id and (self.id or self._at) and not self._warned:
             self._warned = True
             log.warning(
                 "not judged: whether the topic was deleted and created again",
                 topic=self.topic,
                 why="Kafka tells no id",
             )
-        self.id = found or self.id
+        self.id = topic_id or self.id
 
     def _read(self, partitions: tuple[int, ...], deadline_s: float) -> list[CommittedRecord]:
         """Return the records up to the present end, in order. Raise Retryable at the deadline."""

@@ -64,12 +64,12 @@ class Snapshots:
         return sorted(table for table in tables if self.unfinished(table, lsn + 1))
 
 
-def _lasts(found: SnapshotProgress, record: ProgressRecord) -> bool:
+def _lasts(progress: SnapshotProgress, record: ProgressRecord) -> bool:
     """Tell whether the present timeline has all that the snapshot's rows were read from."""
-    if found.timeline == record.server.timeline:
+    if progress.timeline == record.server.timeline:
         return True
-    left = record.server.history.get(found.timeline)
-    return left is not None and found.commit_lsn < left and found.seen_lsn <= left
+    left = record.server.history.get(progress.timeline)
+    return left is not None and progress.commit_lsn < left and progress.seen_lsn <= left
 
 
 class SnapshotTail:

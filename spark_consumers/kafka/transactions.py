@@ -141,13 +141,13 @@ class Transactions:
         found = Cut(last.commit_lsn, last.offset + 1, last.read_ms, last.ts_ms)
         return self._with_the_rest(found)
 
-    def leave_out(self, cut: Cut, had: Mapping[str, int]) -> Cut:
-        """Leave events out of a cut's counts that tables have had; return the cut.
+    def leave_out(self, cut: Cut, commit_lsns: Mapping[str, int]) -> Cut:
+        """Leave events out of a cut's counts that tables have already; return the cut.
 
-        `had`: the commit LSN that each table has. A table may have a later one than the group,
-        where the catalog takes one table after the other, or where tables were restored.
+        `commit_lsns`: of each table. It may be later than the group's where the catalog takes one
+        table after the other, or where tables were restored.
         """
-        for name, lsn in had.items():
+        for name, lsn in commit_lsns.items():
             if lsn > self._after_lsn and name in cut.counts:
                 own = (end for end in self._ends if end.commit_lsn <= min(lsn, cut.commit_lsn))
                 cut.counts[name] -= sum(end.counts[name] for end in own)

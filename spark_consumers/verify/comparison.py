@@ -87,24 +87,24 @@ class TableComparison:
         return "\n  ".join((f"{self.table}: {verdict} ({counts})", *self.examples))
 
 
-def verified(found: Sequence[TableComparison]) -> ExitCode:
+def verified(comparisons: Sequence[TableComparison]) -> ExitCode:
     """Return the exit code of a comparison; one that judged not even one table is not judged."""
-    if all(one.not_judged for one in found):
+    if all(one.not_judged for one in comparisons):
         return ExitCode.NOT_JUDGED
-    return ExitCode.OK if all(one.equal for one in found) else ExitCode.CHECK_FAILED
+    return ExitCode.OK if all(one.equal for one in comparisons) else ExitCode.CHECK_FAILED
 
 
-def verify_lines(found: Sequence[TableComparison], *, as_json: bool) -> Iterator[str]:
+def verify_lines(comparisons: Sequence[TableComparison], *, as_json: bool) -> Iterator[str]:
     """Yield a comparison as one JSON document, or as lines for people."""
-    unknown = next((one.source_not_judged for one in found), "")
+    unknown = next((one.source_not_judged for one in comparisons), "")
     if as_json:
-        tables = [asdict(one) | {"equal": one.equal} for one in found]
-        document = {"equal": verified(found) == ExitCode.OK, "source_not_judged": unknown}
+        tables = [asdict(one) | {"equal": one.equal} for one in comparisons]
+        document = {"equal": verified(comparisons) == ExitCode.OK, "source_not_judged": unknown}
         yield json.dumps(document | {"tables": tables})
         return
     if unknown:
         yield f"the source is not judged: {unknown}"
-    yield from (one.line() for one in found)
+    yield from (one.line() for one in comparisons)
 
 
 def verify_tables(

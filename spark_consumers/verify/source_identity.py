@@ -93,10 +93,10 @@ def source_not_judged(
         return f"the role can't see which server it is: {error.diag.message_primary}"
 
 
-def not_judged(record: ProgressRecord, found: SourceIdentity) -> str:
+def not_judged(record: ProgressRecord, source: SourceIdentity) -> str:
     """Return why a server can't be shown to be the one of a progress record, "" if it can. Pure."""
     try:
-        require_same_source(record, found, "compare tables")
+        require_same_source(record, source, "compare tables")
     except SlotbridgeError as error:
         return f"{error.message}: {error.hint}"
     return ""
@@ -121,42 +121,42 @@ def read_identity(connection: psycopg.Connection, source: SourceSettings) -> Sou
     )
 
 
-def require_same_source(record: ProgressRecord, found: SourceIdentity, operation: str) -> None:
+def require_same_source(record: ProgressRecord, source: SourceIdentity, operation: str) -> None:
     """Return normally if the server is shown to be the one of a progress record. Pure.
 
     Raise OperatorNeeded (WRONG_DATABASE, TIMELINE) for another one, Retryable (NOT_JUDGED) where
     that can't be told.
     """
-    if found.system_identifier != record.server.system_identifier:
+    if source.system_identifier != record.server.system_identifier:
         raise _another(
             operation,
-            f"the server has another system identifier ({found.system_identifier}) than that of "
+            f"the server has another system identifier ({source.system_identifier}) than that of "
             f"Kafka's events ({record.server.system_identifier})",
         )
-    _require_same_timeline(record, found, operation)
-    if found.publication_oid != record.settings.publication_oid:
+    _require_same_timeline(record, source, operation)
+    if source.publication_oid != record.settings.publication_oid:
         raise _another(
             operation,
             "the database lacks the publication that Kafka's events are of",
             f"{_THE_BRIDGES}, and source.publication must be the bridge's",
         )
-    if found.slot_database is None and found.standby:
+    if source.slot_database is None and source.standby:
         raise _unknown(
             operation,
-            f"the standby has not the slot {found.slot}, which tells the bridge's database",
+            f"the standby has not the slot {source.slot}, which tells the bridge's database",
             "switch sync_replication_slots on, or let source.conninfo lead to the primary",
         )
-    if found.slot_database is None:
+    if source.slot_database is None:
         raise _unknown(
             operation,
-            f"the server has not the slot {found.slot}, which tells the bridge's database",
+            f"the server has not the slot {source.slot}, which tells the bridge's database",
             "slotbridge status tells what became of the bridge's slot",
         )
-    if found.slot_database != found.database:
+    if source.slot_database != source.database:
         raise _another(
             operation,
-            f"the bridge's slot {found.slot} is of the database {found.slot_database}, not "
-            f"{found.database}",
+            f"the bridge's slot {source.slot} is of the database {source.slot_database}, not "
+            f"{source.database}",
         )
 
 
@@ -181,9 +181,9 @@ def walsender_of(
         yield walsender
 
 
-def _require_same_timeline(record: ProgressRecord, found: SourceIdentity, operation: str) -> None:
+def _require_same_timeline(record: ProgressRecord, source: SourceIdentity, operation: str) -> None:
     """Raise unless the source has the timeline of Kafka's record, with the same history."""
-    number = found.timeline
+    number = source.timeline
     if number is None:
         raise _unknown(
             operation,
@@ -193,7 +193,7 @@ def _require_same_timeline(record: ProgressRecord, found: SourceIdentity, operat
         )
     noted = record.server.timeline
     if number != noted:
-        what = "the standby receives" if found.standby else "the server is on"
+        what = "the standby receives" if source.standby else "the server is on"
         raise OperatorNeeded(
             f"{what} timeline {number}, and Kafka's events are of timeline {noted}",
             operation=operation,
@@ -203,7 +203,7 @@ def _require_same_timeline(record: ProgressRecord, found: SourceIdentity, operat
         )
     if number == _FIRST_TIMELINE:
         return
-    if found.history is None:
+    if source.history is None:
         raise _unknown(
             operation,
             f"the history of timeline {number} can't be read, and another server may have been "
@@ -211,7 +211,7 @@ def _require_same_timeline(record: ProgressRecord, found: SourceIdentity, operat
             "run sql/roles.sql again, which lets the role call slotfailover.timeline_history(), or "
             "give the role REPLICATION and a free walsender",
         )
-    if found.history != record.server.history:
+    if source.history != record.server.history:
         raise OperatorNeeded(
             f"the server is on another timeline of the same number {number} than that of Kafka's "
             "events: two servers were promoted",
