@@ -96,22 +96,22 @@ class Check:
             if name not in state.settings
         ]
 
-    def _finding(self, seen: Seen) -> Finding:
+    def _finding(self, result: Seen) -> Finding:
         """Return the finding of what the check has seen, OK where nothing is wrong."""
-        wrong = bool(seen.what)
-        severity = (seen.severity or self.severity) if wrong else Severity.OK
-        if seen.unknown:
+        wrong = bool(result.what)
+        severity = (result.severity or self.severity) if wrong else Severity.OK
+        if result.unknown:
             severity = Severity.NOT_JUDGED
         return Finding(
             check=self.name,
             group=self.group,
             severity=severity,
-            subject=seen.subject,
-            what=seen.unknown or seen.what or self.title,
-            evidence=seen.evidence,
+            subject=result.subject,
+            what=result.unknown or result.what or self.title,
+            evidence=result.evidence,
             consequence=self.consequence if wrong else "",
-            remedy=seen.remedy,
-            since=seen.since,
+            remedy=result.remedy,
+            since=result.since,
         )
 
 

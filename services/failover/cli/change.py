@@ -342,13 +342,13 @@ class _Order:
         notes = merge(plan.notes, result.notes)
         return replace(result, notes=(*notes, *_unused(self._accept)))
 
-    def _recall(self, cluster: Cluster, view: View, asked: Asked) -> None:
+    def _recall(self, cluster: Cluster, view: View, questions: Asked) -> None:
         """Have the cluster's views remember what the journals and Kafka tell."""
         settings = self.settings
         unread: list[str] = []
         database = settings.journal_database
         entries = read_history(cluster, view, settings.journal, database, unread)
-        self.notes = recall(cluster, entries, asked.answer(), unread)
+        self.notes = recall(cluster, entries, questions.answer(), unread)
 
     def _noted(self, view: View, plan: Plan) -> Plan:
         """Return the plan with notes on what could not be judged and on who else may be at work."""

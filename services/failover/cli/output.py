@@ -242,12 +242,14 @@ def _groups(checkup: Checkup) -> list[str]:
     return list(dict.fromkeys(finding.group for finding in checkup.findings))
 
 
-def _print_findings(console: Console, found: list[Finding]) -> None:
+def _print_findings(console: Console, findings: list[Finding]) -> None:
     """Print one check: a line if all is well, else a line for each problem."""
-    problems = [finding for finding in found if finding.wrong]
-    if found and all(finding.ok for finding in found):
-        evidence = "; ".join(filter(None, (finding.evidence for finding in found)))
-        line = Text.assemble(("  ok        ", "green"), f"{found[0].check:25} {found[0].what}")
+    problems = [finding for finding in findings if finding.wrong]
+    if findings and all(finding.ok for finding in findings):
+        evidence = "; ".join(filter(None, (finding.evidence for finding in findings)))
+        line = Text.assemble(
+            ("  ok        ", "green"), f"{findings[0].check:25} {findings[0].what}"
+        )
         console.print(line.append(f" ({evidence})" if evidence else "", style="dim"))
     for finding in problems:
         style = "bold red" if finding.severity is Severity.CRITICAL else "yellow"

@@ -144,13 +144,13 @@ class Clone:
             )
 
     def isolate(
-        self, primary: Conninfo, limits: Mapping[str, str], given: Mapping[str, str]
+        self, primary: Conninfo, limits: Mapping[str, str], own_settings: Mapping[str, str]
     ) -> None:
         """Write a configuration that makes the clone a standby which nobody else can reach."""
         values = {
             **_ISOLATED,
             **limits,
-            **given,
+            **own_settings,
             "unix_socket_directories": str(self._socket),
             "unix_socket_permissions": "0700",
             "primary_conninfo": primary.text,

@@ -102,14 +102,14 @@ class _Rebuild:
         """Stop the node, rewind or copy it, and start it as a standby; repeatable after a break."""
         with self._locked():
             if self._is_done("copied") and not self._data.exists():
-                with self._files(beside=True):
+                with self._files(in_parent=True):
                     self._copying.rename(self._data)
             self._stop()
             self._keep_configuration()
             with host_programs.service_file(self._source.conninfo, self._machine.os_user) as found:
                 self._rebuild(found, upstream)
             self._run(self._machine.command("start"))
-        with self._files(beside=True):
+        with self._files(in_parent=True):
             shutil.rmtree(self._kept)
 
     def _rebuild(self, environment: dict[str, str], upstream: Conninfo) -> None:
@@ -210,7 +210,7 @@ class _Rebuild:
 
     def _copy(self, environment: dict[str, str], upstream: Conninfo) -> None:
         """Take a base backup beside the folder; swap them once it is complete."""
-        with self._files(beside=True):
+        with self._files(in_parent=True):
             if self._copying.exists():
                 shutil.rmtree(self._copying)
             self._copying.mkdir(mode=0o700)
@@ -222,7 +222,7 @@ class _Rebuild:
         self._note_done("copied")
         before = self._data.with_name(f"{self._data.name}.before-{time.time_ns()}")
         kept = self._data.exists()
-        with self._files(beside=True):
+        with self._files(in_parent=True):
             if kept:
                 self._data.rename(before)
             self._copying.rename(self._data)
@@ -256,9 +256,13 @@ class _Rebuild:
         _write(folder / "standby.signal", b"")
 
     @contextlib.contextmanager
-    def _files(self, *, beside: bool = False) -> Iterator[None]:
-        """Work on files as the machine's user. Raise SetupError where that user may not."""
-        user = "" if beside and not self._may_write else self._machine.os_user
+    def _files(self, *, in_parent: bool = False) -> Iterator[None]:
+        """Run the block as the machine's user. Raise SetupError where that user may not.
+
+        `in_parent`: the block makes or moves folders beside the data folder, which root does where
+        that user may not write there.
+        """
+        user = "" if in_parent and not self._may_write else self._machine.os_user
         try:
             with host_programs.acting_as(user):
                 yield
@@ -298,7 +302,7 @@ class _Rebuild:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the data folder's rebuilding. Raise Retryable while another has it."""
-        with self._files(beside=True):
+        with self._files(in_parent=True):
             if not self._kept.exists():
                 self._kept.mkdir()
                 host_programs.own(self._kept, self._machine.os_user)

@@ -67,21 +67,21 @@ class Machine:
         return str(self.bin_folder / name) if self.bin_folder is not None else name
 
 
-def machine_of(node: str, given: MachineSettings, address: Address) -> Machine:
+def machine_of(node: str, settings: MachineSettings, address: Address) -> Machine:
     """Return the node's commands from the settings. Raise SettingsError for a bad template."""
     templates = {}
     for name in ("stop", "start", "fence", "rejoin", "label"):
-        words = _words(node, name, getattr(given, name))
-        templates[name] = words or _default(name, given)
+        words = _words(node, name, getattr(settings, name))
+        templates[name] = words or _default(name, settings)
     return Machine(
         node,
         address,
         templates,
-        given.data_folder,
-        given.bin_folder,
-        given.os_user,
-        given.environment,
-        given.copies,
+        settings.data_folder,
+        settings.bin_folder,
+        settings.os_user,
+        settings.environment,
+        settings.copies,
     )
 
 
@@ -102,16 +102,16 @@ def _words(node: str, name: str, text: str) -> Command:
     return words
 
 
-def _default(name: str, given: MachineSettings) -> Command:
+def _default(name: str, settings: MachineSettings) -> Command:
     """Return pg_ctl's command to start, stop or fence; () for others, or without data_folder."""
-    if given.data_folder is None:
+    if settings.data_folder is None:
         return ()
-    program = str(given.bin_folder / "pg_ctl") if given.bin_folder is not None else "pg_ctl"
-    data = _literal(str(given.data_folder))
+    program = str(settings.bin_folder / "pg_ctl") if settings.bin_folder is not None else "pg_ctl"
+    data = _literal(str(settings.data_folder))
     if name == "start":
-        log = _literal(str(given.data_folder / "slotfailover-pg_ctl.log"))
-        options = _literal(shlex.join(given.server_options))
-        extra = ("-o", options) if given.server_options else ()
+        log = _literal(str(settings.data_folder / "slotfailover-pg_ctl.log"))
+        options = _literal(shlex.join(settings.server_options))
+        extra = ("-o", options) if settings.server_options else ()
         return (_literal(program), "start", "-D", data, "-w", "-l", log, *extra)
     modes = {"stop": "fast", "fence": "immediate"}
     if name in modes:

@@ -77,9 +77,9 @@ def require_own_slots(nodes: Iterable[str]) -> None:
             )
 
 
-def require_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:
+def require_names(key: str, names: Iterable[str], valid_names: Iterable[str]) -> None:
     """Raise SettingsError for a name of neither a node nor a subscriber."""
-    unknown = sorted(set(names) - set(known))
+    unknown = sorted(set(names) - set(valid_names))
     if unknown:
         raise SettingsError(
             f"failover.{key} names {unknown[0]}, which is neither a node nor a subscriber",

@@ -347,7 +347,9 @@ class Cluster:
         local = runs_here(connection)
         given = frozenset[Endpoint]().union(*(own.given for own in self._addresses.values()))
         found = tuple(
-            subscription_of(row, name, local=local, given=given, others=self._others)
+            subscription_of(
+                row, name, local=local, node_endpoints=given, other_endpoints=self._others
+            )
             for row in read_subscriptions(connection)
         )
         return Subscriber(name, Reach.ANSWERS, "", server.in_recovery, found, local)

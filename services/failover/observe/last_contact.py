@@ -235,10 +235,10 @@ class Sightings:
             return None
 
 
-def _but_for_time(one: _Note, other: _Note) -> bool:
+def _but_for_time(earlier: _Note, other: _Note) -> bool:
     """Tell whether two notes differ in positions and times alone."""
-    mine, theirs = (replace(note.sighting, lsn=0) for note in (one, other))
-    same = (one.system, one.before, set(one.standbys)) == (
+    mine, theirs = (replace(note.sighting, lsn=0) for note in (earlier, other))
+    same = (earlier.system, earlier.before, set(earlier.standbys)) == (
         (other.system, other.before, set(other.standbys))
     )
     return same and mine == theirs

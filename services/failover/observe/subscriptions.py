@@ -114,12 +114,12 @@ def subscription_of(
     subscriber: str,
     *,
     local: bool,
-    given: frozenset[Endpoint],
-    others: frozenset[Endpoint],
+    node_endpoints: frozenset[Endpoint],
+    other_endpoints: frozenset[Endpoint],
 ) -> Subscription:
     """Return a row as a fact of the view.
 
-    `given`: the advertised addresses, `others`: those of other clusters.
+    `node_endpoints`: the advertised addresses, `other_endpoints`: those of other clusters.
     """
     server = row.server
     if server is not None:
@@ -135,11 +135,11 @@ def subscription_of(
         comment=row.comment or "",
         remote_lsn=row.remote_lsn,
         sync_slots=row.sync_slots,
-        foreign_system="another, by failover.others" if conninfo.names(others) else "",
+        foreign_system="another, by failover.others" if conninfo.names(other_endpoints) else "",
         worker=row.worker_pid is not None,
         copying=row.copying,
         fed=row.fed,
-        private=not local and is_private(conninfo.address) and not conninfo.names(given),
+        private=not local and is_private(conninfo.address) and not conninfo.names(node_endpoints),
         heard_age_s=row.heard_age_s,
         as_marked=row.as_marked,
         worker_age_s=row.worker_age_s,

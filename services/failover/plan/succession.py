@@ -163,12 +163,12 @@ def _vouched(request: Request, doubt: Doubt) -> bool:
     return all([request.accept.takes(one) for one in doubt.tokens])  # noqa: C419 - each is used
 
 
-def _refusal(what: str, node: Node, found: list[Doubt]) -> OperatorNeeded:
+def _refusal(what: str, node: Node, doubts: list[Doubt]) -> OperatorNeeded:
     return OperatorNeeded(
-        f"{what}; {'; '.join(doubt.reason for doubt in found)}",
+        f"{what}; {'; '.join(doubt.reason for doubt in doubts)}",
         operation=OPERATION,
         subject=node.name,
-        hint=found[0].hint,
+        hint=doubts[0].hint,
         exit_code=ExitCode.SPLIT_BRAIN,
     )
 

@@ -316,8 +316,8 @@ class Watch:
         self._publish(replace(self.snapshot, counts=counts))
 
     def _repoint(self, view: View, journal: Journal, lock: Lock) -> Result:
-        def hold(seen: View) -> None:
-            lock.hold(seen)
+        def hold(observed: View) -> None:
+            lock.hold(observed)
             if elsewhere := self._elsewhere():
                 raise Interrupted(
                     f"this replica does not go on: {elsewhere}",

@@ -59,9 +59,9 @@ class Ordered:
         return {**self.pause.as_json(), "in_effect": self.in_effect, "shared": self.shared}
 
 
-def newer(one: Pause, other: Pause) -> Pause:
+def newer(first: Pause, other: Pause) -> Pause:
     """Return the pause that holds; of two that were ordered independently, the one that pauses."""
-    return max(one, other, key=lambda pause: (pause.version, pause.paused, pause.at, pause.by))
+    return max(first, other, key=lambda pause: (pause.version, pause.paused, pause.at, pause.by))
 
 
 def read_pause(connection: Connection) -> Pause:

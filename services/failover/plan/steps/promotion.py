@@ -177,7 +177,7 @@ def names_of(primary: Node) -> dict[str, str]:
 
 
 def _missing(node: Node, slots: tuple[str, ...], absent: str) -> str:
-    """Return what the step waits for; `absent`: whose connections are missing."""
+    """Return what consumers wait for at the node; `absent`: the words if slots are not active."""
     withheld = node.state.replication.withheld_by if node.state is not None else ()
     if withheld:
         return (

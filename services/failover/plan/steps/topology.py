@@ -27,9 +27,9 @@ FALLBACK_DBNAME = "postgres"
 """The database of slot synchronization, if a standby's primary_conninfo never named one."""
 
 
-def upstream_of(primary: Address, given: Conninfo | None, slot: str) -> Conninfo:
-    """Return `given` as primary_conninfo of a standby of `primary`, with a dbname."""
-    moved = (given or Conninfo(())).at(primary)
+def upstream_of(primary: Address, former: Conninfo | None, slot: str) -> Conninfo:
+    """Return `former` as primary_conninfo of a standby of `primary`, with a dbname."""
+    moved = (former or Conninfo(())).at(primary)
     if not moved.value("dbname"):
         moved = Conninfo((*moved.pairs, ("dbname", FALLBACK_DBNAME)))
     if not moved.value("application_name"):
@@ -228,9 +228,9 @@ def _by_hand(old: Node, primary: Node, name: str, *, copies: bool) -> tuple[str,
     )
 
 
-def _without_name(given: Conninfo) -> Conninfo:
+def _without_name(conninfo: Conninfo) -> Conninfo:
     """Leave out the application_name, by which another standby is known."""
-    return Conninfo(tuple(pair for pair in given.pairs if pair[0] != "application_name"))
+    return Conninfo(tuple(pair for pair in conninfo.pairs if pair[0] != "application_name"))
 
 
 def _with_physical(state: NodeState, name: str) -> NodeState:
@@ -289,8 +289,8 @@ def _attached(view: View, node: Node, primary: Node, name: str) -> View:
         followers = (*state.replication.followers, application)
         return replace(state, replication=replace(state.replication, followers=followers))
 
-    def answers(found: Node) -> Node:
-        return replace(found, reach=Reach.ANSWERS, detail="", state=standby)
+    def answers(node: Node) -> Node:
+        return replace(node, reach=Reach.ANSWERS, detail="", state=standby)
 
     return with_state(with_node(view, node.name, answers), primary.name, seen)
 

@@ -108,12 +108,12 @@ def _subscriber(subscriber: Subscriber) -> dict[str, Any]:
     }
 
 
-def _subscription(found: Subscription) -> dict[str, Any]:
+def _subscription(subscription: Subscription) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "enabled": found.enabled,
-        "slot": found.slot_name,
-        "leads_to": str(found.conninfo.address),
-        "connected": found.fed,
-        "lsn": format_lsn(found.remote_lsn) if found.remote_lsn is not None else None,
+        "name": subscription.name,
+        "enabled": subscription.enabled,
+        "slot": subscription.slot_name,
+        "leads_to": str(subscription.conninfo.address),
+        "connected": subscription.fed,
+        "lsn": format_lsn(subscription.remote_lsn) if subscription.remote_lsn is not None else None,
     }

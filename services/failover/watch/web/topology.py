@@ -103,9 +103,9 @@ def _above(view: View, node: Node) -> Node | None:
     return next((o for o in view.nodes if o is not node and follows(node, o)), None)
 
 
-def _feeder(view: View, found: Subscription) -> Node | None:
+def _feeder(view: View, subscription: Subscription) -> Node | None:
     """Return the node that a subscription leads to; of several, the primary."""
-    named = [node for node in view.nodes if found.conninfo.names(node.endpoints)]
+    named = [node for node in view.nodes if subscription.conninfo.names(node.endpoints)]
     return next((n for n in named if n is view.primary), named[0] if named else None)
 
 
@@ -123,12 +123,22 @@ def _of_node(view: View, node: Node, depth: int, parent: int | None) -> Box:
     return Box(title, line, "good" if well else "bad", depth, parent, linked=streams)
 
 
-def _of_subscription(where: Subscriber, found: Subscription, depth: int, parent: int | None) -> Box:
-    lsn = format_lsn(found.remote_lsn) if found.remote_lsn is not None else "no position"
-    state = "connected" if found.fed else "not connected" if found.enabled else "disabled"
-    kind = "good" if found.fed else "warn"
-    line = f"{state} · {lsn} · slot {found.slot_name or 'none'}"
-    return Box(f"{where.name}/{found.name}", line, kind, depth, parent, linked=found.fed)
+def _of_subscription(
+    where: Subscriber, subscription: Subscription, depth: int, parent: int | None
+) -> Box:
+    lsn = (
+        format_lsn(subscription.remote_lsn)
+        if subscription.remote_lsn is not None
+        else "no position"
+    )
+    state = (
+        "connected" if subscription.fed else "not connected" if subscription.enabled else "disabled"
+    )
+    kind = "good" if subscription.fed else "warn"
+    line = f"{state} · {lsn} · slot {subscription.slot_name or 'none'}"
+    return Box(
+        f"{where.name}/{subscription.name}", line, kind, depth, parent, linked=subscription.fed
+    )
 
 
 def _of_bridge(view: View, node: Node, slot: str, depth: int, parent: int) -> Box:
