@@ -149,7 +149,7 @@ def _planned(
         identity_full=identity_full,
         options=options,
         present=present,
-        asked=asked,
+        identities_wanted=asked,
         schemas=schemas,
     )
 

@@ -26,31 +26,35 @@ _CUT: Final = ("time", "timestamp")
 
 
 def key_columns(
-    columns: Collection[str], xid: int, found: PrimaryKey | None, last: Collection[str]
+    columns: Collection[str], xid: int, primary_key: PrimaryKey | None, last: Collection[str]
 ) -> frozenset[str]:
     """Return the key of a table with `columns` in transaction `xid`, empty if none is certain.
 
-    `found`: the catalog's answer, None for a table that is gone. `last`: the key last published.
+    `primary_key`: the catalog's, None for a table that is gone. `last`: the key last published.
     """
-    if found is None:
+    if primary_key is None:
         key = frozenset(last)
-    elif settled(xid, found):
-        key = frozenset(found.columns)
+    elif settled(xid, primary_key):
+        key = frozenset(primary_key.columns)
         if len(key) == len(last) and not key <= frozenset(columns):
             key = frozenset(last)
     else:
-        key = frozenset(found.columns) & frozenset(last)
-        if len(key) != len(found.columns):
+        key = frozenset(primary_key.columns) & frozenset(last)
+        if len(key) != len(primary_key.columns):
             key = frozenset()
     return key if key <= frozenset(columns) else frozenset()
 
 
-def settled(xid: int, found: PrimaryKey | None) -> bool:
+def settled(xid: int, primary_key: PrimaryKey | None) -> bool:
     """Tell whether later transactions get the same answer, unless the table is described anew."""
-    if found is None or not found.columns or found.made_by == found.table_made_by:
+    if (
+        primary_key is None
+        or not primary_key.columns
+        or primary_key.made_by == primary_key.table_made_by
+    ):
         return True
     # Made after `xid`: among the xids that were given out since. Transaction ids are circular.
-    return not 0 < (found.made_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
+    return not 0 < (primary_key.made_by - xid) % _XIDS < (primary_key.next_xid - xid) % _XIDS
 
 
 def require_distinct_keys(relation: Relation, encoders: Encoders) -> None:

@@ -55,34 +55,36 @@ def missing_values(
     before: SchemaEvent | None,
     after: Sequence[Column],
     served: Collection[str],
-    found: StoredColumns | None,
+    catalog: StoredColumns | None,
     xid: int,
     encode: Encode,
 ) -> MissingValues:
     """Return what is certain of the rows that were there before the columns are `after`.
 
     `before`: the table's last schema event, None for none or of another table; `served`: all
-    columns that the server sends; `found`: the catalog's answer, None for a table that is gone;
+    columns that the server sends; `catalog`: the catalog's answer, None for a table that is gone;
     `xid`: the transaction being decoded.
     """
-    if found is None:
+    if catalog is None:
         lost = _changes(before, after, (), {})
         return MissingValues({}, [*lost.added, *lost.retyped], [], 0, 0, "")
-    stored = {column.name: column for column in found.columns}
-    since = _since(found, xid)
+    stored = {column.name: column for column in catalog.columns}
+    since = _since(catalog, xid)
 
     def untouched(column: StoredColumn) -> bool:
         return not any(map(since, column.changed_by))
 
-    attnums = certain_attnums(before, after, found, xid)
+    attnums = certain_attnums(before, after, catalog, xid)
     changes = _changes(before, after, attnums, stored)
-    whole = not found.publication.listed and not any(map(since, found.publication.changed_by))
+    whole = not catalog.publication.listed and not any(map(since, catalog.publication.changed_by))
     publication = ""
     if whole:
-        publication = f"{found.publication.oid}:{','.join(map(str, found.publication.changed_by))}"
+        publication = (
+            f"{catalog.publication.oid}:{','.join(map(str, catalog.publication.changed_by))}"
+        )
     publication_same = before is not None and publication == before.publication != ""
-    same_file = before is not None and 0 < before.relfilenode == found.relfilenode
-    rewritten = found.rewritten and not same_file
+    same_file = before is not None and 0 < before.relfilenode == catalog.relfilenode
+    rewritten = catalog.rewritten and not same_file
     missing: dict[str, Any] = {}
     unsent = [*changes.uncertain]
     unsent += [name for name in changes.retyped if rewritten and name not in unsent]
@@ -99,14 +101,14 @@ def missing_values(
                 unsent.append(name)
             else:
                 missing[name] = json.loads(text)
-    numbers = [c.attnum for c in found.columns if c.name in served or untouched(c)]
-    relfilenode = 0 if since(found.table_changed_by) else found.relfilenode
+    numbers = [c.attnum for c in catalog.columns if c.name in served or untouched(c)]
+    relfilenode = 0 if since(catalog.table_changed_by) else catalog.relfilenode
     highest = max(numbers, default=0)
     return MissingValues(missing, unsent, attnums, highest, relfilenode, publication)
 
 
 def certain_attnums(
-    before: SchemaEvent | None, after: Sequence[Column], found: StoredColumns, xid: int
+    before: SchemaEvent | None, after: Sequence[Column], catalog: StoredColumns, xid: int
 ) -> list[int]:
     """Return the columns' numbers in pg_attribute, 0 where one is not certain to be of then.
 
@@ -114,8 +116,8 @@ def certain_attnums(
     """
     names = [column.name for column in before.after] if before else []
     known = dict(zip(names, before.attnums, strict=False)) if before else {}
-    stored = {column.name: column for column in found.columns}
-    since = _since(found, xid)
+    stored = {column.name: column for column in catalog.columns}
+    since = _since(catalog, xid)
 
     def number(name: str) -> int:
         column = stored.get(name)
@@ -127,19 +129,19 @@ def certain_attnums(
     return [number(column.name) for column in after]
 
 
-def renumbered(before: SchemaEvent, found: StoredColumns | None, xid: int) -> bool:
+def renumbered(before: SchemaEvent, catalog: StoredColumns | None, xid: int) -> bool:
     """Tell whether a column is another one than before, with the same name and type."""
-    if found is None:
+    if catalog is None:
         return False
-    numbers = certain_attnums(before, before.after, found, xid)
+    numbers = certain_attnums(before, before.after, catalog, xid)
     return any(
         old and new and old != new for old, new in zip(before.attnums, numbers, strict=False)
     )
 
 
-def _since(found: StoredColumns, xid: int) -> Callable[[int], bool]:
+def _since(catalog: StoredColumns, xid: int) -> Callable[[int], bool]:
     """Return a function that tells whether a transaction of the catalog came after `xid`."""
-    return lambda changed_by: 0 < (changed_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
+    return lambda changed_by: 0 < (changed_by - xid) % _XIDS < (catalog.next_xid - xid) % _XIDS
 
 
 def hidden_name(oid: int, name: str) -> str:

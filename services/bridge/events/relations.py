@@ -46,7 +46,7 @@ class Relations:
         self,
         prefix: str,
         primary: Primary,
-        known: dict[tuple[str, str], SchemaEvent],
+        published_shapes: dict[tuple[str, str], SchemaEvent],
         shaping: Shaping,
         encoders: Encoders,
         formats: Formats | None = None,
@@ -64,12 +64,12 @@ class Relations:
         self._not_partitioned: set[int] = set()
         self._primary = primary
         self._shaping = shaping
-        self._shapes = Shapes(prefix, known)
-        self._owners = owners or TopicOwners(shaping.naming, known)
+        self._shapes = Shapes(prefix, published_shapes)
+        self._owners = owners or TopicOwners(shaping.naming, published_shapes)
         self._table_names = table_names
         catalog, noted = _catalog(shaping, primary), table_names.noted if table_names else ()
         names = catalog.names if catalog else {}
-        self._renamed = RenamedTables(shaping.naming, known, names, noted)
+        self._renamed = RenamedTables(shaping.naming, published_shapes, names, noted)
         if catalog and table_names is not None:
             table_names.forget_dropped(names.keys() | catalog.locked, catalog.lsn)
         self._note_names()

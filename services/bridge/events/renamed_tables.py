@@ -28,7 +28,7 @@ class NotedNames(Protocol):
     def note(self, names: Iterable[tuple[int, Name]]) -> None:
         """Keep these, too, before anything of the present Kafka transaction is visible."""
 
-    def forget_dropped(self, there: Collection[int], lsn: int) -> None:
+    def forget_dropped(self, present_oids: Collection[int], lsn: int) -> None:
         """Let go of tables that the catalog lacked before `lsn`, once all up to it is published."""
 
 
@@ -43,16 +43,16 @@ class RenamedTables:
     def __init__(
         self,
         naming: Naming,
-        known: Mapping[Name, SchemaEvent],
+        published_shapes: Mapping[Name, SchemaEvent],
         catalog: Mapping[int, Name],
         noted: Iterable[tuple[int, Name]] = (),
     ) -> None:
         self._naming = naming
-        self._published = {*known}
+        self._published = {*published_shapes}
         self._names: dict[int, set[Name]] = {}
         self._noted = {*noted}
         self._to_note: set[tuple[int, Name]] = set()
-        of_events = ((event.oid, name) for name, event in known.items())
+        of_events = ((event.oid, name) for name, event in published_shapes.items())
         for oid, name in (*self._noted, *of_events, *catalog.items()):
             self._learn(oid, name)
 

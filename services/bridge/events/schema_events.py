@@ -24,9 +24,9 @@ _IDENTITIES: Final[dict[str, Identity]] = {
 class Shapes:
     """Remembers each table's last published shape; `known` is what the topic had at start."""
 
-    def __init__(self, prefix: str, known: dict[tuple[str, str], SchemaEvent]) -> None:
+    def __init__(self, prefix: str, published_shapes: dict[tuple[str, str], SchemaEvent]) -> None:
         self._topic = schema_topic(prefix)
-        self._known = dict(known)
+        self._known = dict(published_shapes)
 
     def last_key(self, relation: Relation) -> frozenset[str]:
         """Return the key columns of the table's last schema event.

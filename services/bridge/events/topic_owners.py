@@ -29,12 +29,12 @@ class TopicOwners:
     """
 
     def __init__(
-        self, naming: Naming, known: Iterable[tuple[str, str]], *, apart: bool = False
+        self, naming: Naming, published_tables: Iterable[tuple[str, str]], *, apart: bool = False
     ) -> None:
         self._naming = naming
         self._apart = apart
         self._owners: dict[str, tuple[tuple[str, str], bool]] = {}
-        for table in known:
+        for table in published_tables:
             if naming.publishes(*table):
                 topic = naming.table(*table)
                 self._owners[topic.name] = (table, topic.routed)

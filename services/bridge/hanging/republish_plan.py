@@ -55,13 +55,18 @@ _Identity = tuple[EventPosition | None, bytes | str | None, bool]
 
 
 def judge_range(
-    noted: HangingRange, there: Sequence[KafkaRecord], seen: Sequence[KafkaRecord], terms: Terms
+    noted: HangingRange,
+    all_records: Sequence[KafkaRecord],
+    committed_records: Sequence[KafkaRecord],
+    terms: Terms,
 ) -> Judged:
-    """Judge one noted range; `there` and `seen` are in the order of their offsets."""
-    offsets = {record.offset for record in seen}
-    identities = {_identity(record, position) for record, position in _positioned(seen, terms)}
+    """Judge one noted range by its records, all and those committed, in order of offsets."""
+    offsets = {record.offset for record in committed_records}
+    identities = {
+        _identity(record, position) for record, position in _positioned(committed_records, terms)
+    }
     again, strangers = [], 0
-    for record, position in _positioned(there, terms):
+    for record, position in _positioned(all_records, terms):
         visible = record.offset in offsets
         if position is None:
             strangers += terms.own and not visible
@@ -69,7 +74,7 @@ def judge_range(
             continue
         elif not visible and _identity(record, position) not in identities:
             again.append((record, position))
-    gone = noted.records - len(there)
+    gone = noted.records - len(all_records)
     # The range begins with what hung. Where readers have that record, they had all of it, and
     # compaction has removed replaced records; records of other transactions prove nothing.
     if gone > 0 and (again or strangers or noted.start not in offsets):
@@ -80,7 +85,7 @@ def judge_range(
         return Judged(problem="the records may be of another bridge, which writes there too")
     first = min((position for _, position in again), default=None)
     if first is not None and any(
-        _behind(position, first, terms) for _, position in _positioned(seen, terms)
+        _behind(position, first, terms) for _, position in _positioned(committed_records, terms)
     ):
         return Judged(problem="later events are visible there: the order would be lost")
     return Judged(
@@ -88,14 +93,16 @@ def judge_range(
     )
 
 
-def each_once(found: Iterable[tuple[HangingRange, Judged]]) -> list[tuple[int, KafkaRecord]]:
+def each_once(
+    judged_ranges: Iterable[tuple[HangingRange, Judged]],
+) -> list[tuple[int, KafkaRecord]]:
     """Return (partition, record) of all that is lost, in order, each record once.
 
     Several notes may tell of one transaction: of two attempts to end it, or of a copy that an
     attempt to publish it again has left.
     """
     wanted: dict[tuple[str, int, _Identity], tuple[EventPosition, KafkaRecord]] = {}
-    for noted, judged in found:
+    for noted, judged in judged_ranges:
         for record, position in zip(judged.again, judged.positions, strict=True):
             at = (noted.topic, noted.partition, _identity(record, position))
             wanted.setdefault(at, (position, record))

@@ -153,7 +153,7 @@ def _was_committed(
     stuck: Mapping[Partition, int],
     lost: Lost,
 ) -> bool:
-    """Tell whether a hanging transaction had committed, by slot, origin, and what Kafka shows."""
+    """Ask the server and Kafka for what `was_committed` judges a hanging transaction by."""
     found = primary.slot()
     return was_committed(
         last,

@@ -88,43 +88,43 @@ class Changes:
 def changes(
     publication: str,
     wanted: Collection[TableName],
-    found: Members | None,
+    members: Members | None,
     facts: Mapping[TableName, TableFacts],
     *,
     identity_full: bool,
     options: Mapping[TableName, TableOptions] | None = None,
     present: Identities | None = None,
-    asked: Mapping[TableName, str] | None = None,
+    identities_wanted: Mapping[TableName, str] | None = None,
     schemas: Mapping[str, Collection[TableName]] | None = None,
 ) -> Changes:
     """Return the changes after which the publication is what the settings say.
 
-    `wanted`: its tables, `options`: what of them, `asked`: the kinds of replica identity that they
-    are to have. `schemas`: those to publish whole, with their tables now. `found`: what the
-    publication has, None where there is none. `facts`, `present`: of the wanted tables, also those
-    in schemas. `identity_full`: tables without an identity get one instead of being refused.
-    Raises SettingsError or SetupError where that is not possible.
+    `wanted`: its tables, `options`: what of them, `identities_wanted`: the kinds of replica
+    identity that they are to have. `schemas`: those to publish whole, with their tables now.
+    `members`: what the publication has, None without one. `facts`, `present`: of the wanted tables,
+    also those in schemas. `identity_full`: tables without an identity get one instead of being
+    refused. Raise SettingsError or SetupError where that is not possible.
     """
     schemas = schemas or {}
     options, present = options or {}, present or {}
-    _require_changeable(publication, wanted, schemas, found, options)
+    _require_changeable(publication, wanted, schemas, members, options)
     if missing := sorted({*wanted} - facts.keys()):
         raise _refused(
             f"there is no table {_names(missing)}",
             publication,
             "create it, or correct source.tables (lower case, unless quoted when it was made)",
         )
-    published = found.tables if found is not None else {}
-    set_to = _set_identities(publication, present, asked or {})
+    published = members.tables if members is not None else {}
+    set_to = _set_identities(publication, present, identities_wanted or {})
     add = tuple(sorted({*wanted} - published.keys()))
-    whole = {*(found.schemas if found is not None else ())}
+    whole = {*(members.schemas if members is not None else ())}
     add_schemas = tuple(sorted(schemas.keys() - whole))
     joining = (*add, *(table for schema in add_schemas for table in schemas[schema]))
     without = _without_identity(joining, facts, set_to.values())
-    chosen = {one.table for table in asked or {} for one in present[table]}
+    chosen = {one.table for table in identities_wanted or {} for one in present[table]}
     lacking = tuple(sorted(without))
     full = {*lacking} - chosen if identity_full else set()
-    if found is None or found.publishes_old_rows:
+    if members is None or members.publishes_old_rows:
         if {*lacking} - full:
             raise _refused(
                 f"UPDATE and DELETE would fail on {_names(lacking)}: they have neither a primary "
@@ -145,7 +145,7 @@ def changes(
         tuple(sorted(full)),
         tuple(set_to[table] for table in sorted(set_to)),
         options,
-        create=found is None,
+        create=members is None,
         add_schemas=add_schemas,
         leave_out_schemas=tuple(sorted(whole - schemas.keys())),
         unfiltered=tuple(unfiltered),
@@ -182,7 +182,7 @@ def _require_changeable(
     publication: str,
     wanted: Collection[TableName],
     schemas: Mapping[str, Collection[TableName]],
-    found: Members | None,
+    members: Members | None,
     options: Mapping[TableName, TableOptions],
 ) -> None:
     """Raise where PostgreSQL can't change the publication to what source.tables lists."""
@@ -193,14 +193,14 @@ def _require_changeable(
             subject=f"publication {publication}",
             hint="list the tables in source.tables",
         )
-    if found is not None and found.all_tables:
+    if members is not None and members.all_tables:
         raise _refused(
             "the publication is for all tables, which source.tables can't change",
             publication,
             "make a publication for single tables under another name, and start with a new slot "
             "and topic prefix; or leave tables out by shaping.exclude",
         )
-    stay = {} if found is None else {t: found.tables[t] for t in wanted if t in found.tables}
+    stay = {} if members is None else {t: members.tables[t] for t in wanted if t in members.tables}
     listed = [t for t, one in stay.items() if options.get(t, one).columns is not None]
     if schemas and listed:
         raise _refused(
@@ -212,11 +212,11 @@ def _require_changeable(
 
 
 def _set_identities(
-    publication: str, present: Identities, asked: Mapping[TableName, str]
+    publication: str, present: Identities, identities_wanted: Mapping[TableName, str]
 ) -> dict[TableName, ReplicaIdentity]:
     """Return the identities that change, by their own table: of partitions, one for each."""
     found = {}
-    for table, kind in asked.items():
+    for table, kind in identities_wanted.items():
         for one in present[table]:
             if kind.startswith("index ") and (
                 one.partitioned or kind.removeprefix("index ") not in one.indexes

@@ -99,12 +99,14 @@ class ComparedTables:
             )
         return known_lsn
 
-    def compare(self, scope: Scope, found: Scope) -> None:
-        """Read the tables of `found`, as they are at the baseline, and keep the differences.
+    def compare(self, scope: Scope, to_compare: Scope) -> None:
+        """Read the tables of `to_compare`, as they are at the baseline, and keep the differences.
 
         Raise Retryable where they are not those of `scope`, whose topics were folded.
         """
-        if [shape.name for shape in found.compared] != [shape.name for shape in scope.compared]:
+        if [shape.name for shape in to_compare.compared] != [
+            shape.name for shape in scope.compared
+        ]:
             raise Retryable(
                 "tables joined or left the publication while their topics were read",
                 operation=OPERATION,
@@ -113,7 +115,7 @@ class ComparedTables:
                 exit_code=ExitCode.SERVER_UNREACHABLE,
             )
         encoder = self._encoding.at(self._baseline.commit_lsn, self._baseline.xmin - 1)
-        for shape in found.compared:
+        for shape in to_compare.compared:
             table = self._tables[shape.name]
             table.shape = shape
             self._read(table, encoder)

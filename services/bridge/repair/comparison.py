@@ -28,28 +28,30 @@ class Difference(NamedTuple):
     after: bytes | None
 
 
-def difference(key: bytes, known: bytes | None, present: bytes | None) -> Difference | None:
-    """Return the change that turns the topics' row (`known`) into the table's (`present`).
+def difference(key: bytes, topic_row: bytes | None, present: bytes | None) -> Difference | None:
+    """Return the change that turns the topics' row (`topic_row`) into the table's (`present`).
 
     Both as JSON; None: there is none. Return None where both are the same.
     """
     if present is None:
-        return None if known is None else Difference("d", key, known or None, None)
-    if known is None:
+        return None if topic_row is None else Difference("d", key, topic_row or None, None)
+    if topic_row is None:
         return Difference("c", key, None, present)
-    return None if same_row(known, present) else Difference("u", key, known or None, present)
+    return (
+        None if same_row(topic_row, present) else Difference("u", key, topic_row or None, present)
+    )
 
 
-def same_row(known: bytes, present: bytes) -> bool:
+def same_row(topic_row: bytes, present: bytes) -> bool:
     """Tell whether the row of the topics has the values of the table's row, whatever their order.
 
     A column that the table no longer has does not count, and null is as good as none.
     """
-    if known == present:
+    if topic_row == present:
         return True
-    if known == UNKNOWN:
+    if topic_row == UNKNOWN:
         return False
-    values = _values(known)
+    values = _values(topic_row)
     return all(values.get(name) == value for name, value in _values(present).items())
 
 

@@ -92,23 +92,23 @@ class RepairEvents(RowEvents):
         """Return the event that empties a table."""
         return self.truncate(Truncate((relation,), cascade=False, restart_identity=False), lsn, seq)
 
-    def change(self, relation: Relation, found: Difference, lsn: int, seq: int) -> list[Event]:
+    def change(self, relation: Relation, difference: Difference, lsn: int, seq: int) -> list[Event]:
         """Return the event of a difference, and the tombstone behind a delete."""
         table = self._table(relation, seq)
-        before = "null" if found.before is None else _in_columns_of(table, found.before)
-        if found.op == "u" and len(before) > _BEFORE_MAX:
+        before = "null" if difference.before is None else _in_columns_of(table, difference.before)
+        if difference.op == "u" and len(before) > _BEFORE_MAX:
             before = "null"
-        if found.op == "d" and found.before is None:
-            before = _in_columns_of(table, found.key)
-        after = "null" if found.after is None else found.after.decode()
-        value = self._value(table, before, after, found.op, lsn, seq)
+        if difference.op == "d" and difference.before is None:
+            before = _in_columns_of(table, difference.key)
+        after = "null" if difference.after is None else difference.after.decode()
+        value = self._value(table, before, after, difference.op, lsn, seq)
         headers = None
         if holds_placeholder(after):
             headers = _placeholder_values(self.placeholders(relation), after)
         place = False, table.name, seq, lsn
-        events = [Event(table.topic, found.key, value, headers, *place, op=found.op)]
-        if found.op == "d" and self._tombstones:
-            events.append(Event(table.topic, found.key, None, None, *place))
+        events = [Event(table.topic, difference.key, value, headers, *place, op=difference.op)]
+        if difference.op == "d" and self._tombstones:
+            events.append(Event(table.topic, difference.key, None, None, *place))
         return events
 
 

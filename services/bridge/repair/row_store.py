@@ -112,16 +112,16 @@ class RowStore:
         self._db.execute("COMMIT")
         return repeated
 
-    def _take_some(self, some: list[tuple[bytes, bytes]]) -> int:
+    def _take_some(self, rows: list[tuple[bytes, bytes]]) -> int:
         """Compare up to _KEYS_AT_ONCE rows with those of Kafka; keep those that differ.
 
         Return how many keys came more than once.
         """
-        keys = [key for key, _ in some]
+        keys = [key for key, _ in rows]
         keys += keys[:1] * (_KEYS_AT_ONCE - len(keys))
         known = {key: (id_, row) for key, id_, row in self._db.execute(_KNOWN, keys)}
         repeated, others = 0, []
-        for key, row in some:
+        for key, row in rows:
             if (known_row := known.get(key)) is None:
                 others.append((key, row))
             elif self._saw(known_row[0]):

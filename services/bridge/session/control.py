@@ -112,18 +112,18 @@ def source_at(source: SourceSettings, document: Any) -> SourceSettings:
     return moved
 
 
-def _wrong(servers: list[Server], known: Server | None) -> str:
+def _wrong(servers: list[Server], followed: Server | None) -> str:
     """Return why the bridge must not go to these servers, "" also where nothing can be said."""
-    if known is None or not servers:
+    if followed is None or not servers:
         return ""
-    ours = [s for s in servers if s.system_identifier == known.system_identifier]
+    ours = [s for s in servers if s.system_identifier == followed.system_identifier]
     if len(ours) < len(servers):
-        return f"the hosts have another database than the bridge's, {known.system_identifier}"
+        return f"the hosts have another database than the bridge's, {followed.system_identifier}"
     newest = max(server.timeline for server in ours)
-    if newest < known.timeline:
+    if newest < followed.timeline:
         return (
             f"the primary of these hosts is on timeline {newest}, older than the bridge's "
-            f"({known.timeline})"
+            f"({followed.timeline})"
         )
     return ""
 

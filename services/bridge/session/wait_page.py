@@ -20,22 +20,22 @@ def wait_page(delivered: Callable[[], Delivered | None]) -> WaitPage:
     )
 
 
-def _answered(query: WaitQuery, found: Delivered | None) -> Answer | None:
+def _answered(query: WaitQuery, delivered: Delivered | None) -> Answer | None:
     """Return the answer that the bridge's present state allows, None for none yet."""
-    if found is None:
+    if delivered is None:
         return None
-    why = lost(query, found.timeline, found.history)
+    why = lost(query, delivered.timeline, delivered.history)
     if why:
         return 409, {"error": why}
-    if found.lsn < query.lsn or found.timeline < (query.timeline or 0):
+    if delivered.lsn < query.lsn or delivered.timeline < (query.timeline or 0):
         return None
-    positions = {"lsn": format_lsn(query.lsn), "delivered": format_lsn(found.lsn)}
-    return 200, {**positions, "in": "kafka", "timeline": found.timeline}
+    positions = {"lsn": format_lsn(query.lsn), "delivered": format_lsn(delivered.lsn)}
+    return 200, {**positions, "in": "kafka", "timeline": delivered.timeline}
 
 
-def _late(query: WaitQuery, found: Delivered | None) -> str:
+def _late(query: WaitQuery, delivered: Delivered | None) -> str:
     where = "nothing streams"
-    if found is not None:
-        where = f"at {format_lsn(found.lsn)} of timeline {found.timeline}"
+    if delivered is not None:
+        where = f"at {format_lsn(delivered.lsn)} of timeline {delivered.timeline}"
     wanted = f" of timeline {query.timeline}" if query.timeline is not None else ""
     return f"Kafka does not have {format_lsn(query.lsn)}{wanted} yet: {where}"

@@ -192,7 +192,7 @@ class MarkerCheck:
         self._hidden |= {partition: end.offset for partition, end in ends.items()}
 
     def _look_at_hidden(self) -> None:
-        """Look for our own hanging transaction where another producer's, which hid it, has ended.
+        """Look for a hanging transaction of ours where another producer's, which hid it, has ended.
 
         This must happen before either of our producers writes there again: the abort of that
         transaction would abort the hanging one too.
@@ -265,16 +265,16 @@ class MarkerCheck:
             if end.offset < ends[partition].offset and self._others.get(partition) != end.offset
         }
 
-    def _answers(self, asked: Asked, *, committed: bool) -> dict[Partition, PartitionEnd]:
+    def _answers(self, futures: Asked, *, committed: bool) -> dict[Partition, PartitionEnd]:
         """Return the answers to what was asked; ask again while a leader is being elected."""
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while True:
-            self._await(asked.values())
+            self._await(futures.values())
             try:
-                return answers(asked)
+                return answers(futures)
             except Retryable:
                 if time.monotonic() > deadline:
                     raise
             self._topics.waiter.pause(_PAUSE_S)
             self._topics.learn_leaders()  # the client asks by the leader epoch that it knows
-            asked = self._ask_all(asked, self._await, committed=committed)
+            futures = self._ask_all(futures, self._await, committed=committed)

@@ -53,10 +53,10 @@ def ask_ends(admin: AdminClient, partitions: Iterable[Partition], *, committed: 
     return dict.fromkeys(partitions, asked)
 
 
-def answers(asked: Asked) -> dict[Partition, PartitionEnd]:
+def answers(futures: Asked) -> dict[Partition, PartitionEnd]:
     """Await the answers. Raise Retryable for a partition whose leader has not answered."""
     ends: dict[Partition, PartitionEnd] = {}
-    for partition, answer in _each_answer(asked):
+    for partition, answer in _each_answer(futures):
         if isinstance(answer, KafkaException):
             raise kafka_error(
                 answer, "ask where the partition ends", name_of(partition)
@@ -73,26 +73,28 @@ def answers(asked: Asked) -> dict[Partition, PartitionEnd]:
     return ends
 
 
-def some_answers(asked: Asked) -> dict[Partition, PartitionEnd]:
+def some_answers(futures: Asked) -> dict[Partition, PartitionEnd]:
     """Return the answers, without the partitions whose leader has not answered."""
     return {
         partition: answer
-        for partition, answer in _each_answer(asked)
+        for partition, answer in _each_answer(futures)
         if isinstance(answer, PartitionEnd)
     }
 
 
-def _each_answer(asked: Asked) -> Iterator[tuple[Partition, PartitionEnd | KafkaException | None]]:
+def _each_answer(
+    futures: Asked,
+) -> Iterator[tuple[Partition, PartitionEnd | KafkaException | None]]:
     """Yield of each partition where it ends, or why that is not known; None: no leader has told.
 
     librdkafka reports no error for a leader that does not answer, but an offset below 0.
     """
     ends: dict[Partition, PartitionEnd | KafkaException] = {}
-    for request in dict.fromkeys(asked.values()):
+    for request in dict.fromkeys(futures.values()):
         try:
             infos = request.result()
         except KafkaException as error:
-            ends |= {partition: error for partition, one in asked.items() if one is request}
+            ends |= {partition: error for partition, one in futures.items() if one is request}
             continue
         for where, info in infos.items():
             partition = (where.topic, where.partition)
@@ -101,7 +103,7 @@ def _each_answer(asked: Asked) -> Iterator[tuple[Partition, PartitionEnd | Kafka
             elif info.offset >= 0:
                 epoch = info.leader_epoch
                 ends[partition] = PartitionEnd(info.offset, -1 if epoch is None else epoch)
-    for partition in asked:
+    for partition in futures:
         yield partition, ends.get(partition)
 
 

@@ -126,12 +126,12 @@ class TableNames:
         """Let a write in another thread give up soon."""
         self._cancelled.set()
 
-    def forget_dropped(self, there: Collection[int], lsn: int) -> None:
-        """Let go of the tables that are not `there` once all before `lsn` is published.
+    def forget_dropped(self, present_oids: Collection[int], lsn: int) -> None:
+        """Let go of all tables but `present_oids` once all before `lsn` is published.
 
-        `there`: the oids in the catalog, as it was before `lsn`, and of what was being made then.
+        `present_oids`: the catalog's, as it was before `lsn`, and of what was being made then.
         """
-        self._dropped = [key for (oid, _), key in self._keys.items() if oid not in there]
+        self._dropped = [key for (oid, _), key in self._keys.items() if oid not in present_oids]
         self._dropped_lsn = lsn
 
     def write(self, end_lsn: int) -> bool:

@@ -55,10 +55,12 @@ def differences(
                 yield TopicDifference(topic.name, key, is_now, wanted, change)
 
 
-def grouped(found: Iterable[TopicDifference]) -> dict[tuple[str, str, str], list[TopicDifference]]:
+def grouped(
+    topic_differences: Iterable[TopicDifference],
+) -> dict[tuple[str, str, str], list[TopicDifference]]:
     """Return (key, found, wanted) -> the differences that are the same but for their topics."""
     groups: dict[tuple[str, str, str], list[TopicDifference]] = {}
-    for one in found:
+    for one in topic_differences:
         groups.setdefault((one.key, one.found, one.wanted), []).append(one)
     return groups
 

@@ -60,10 +60,10 @@ def ask(admin: AdminClient, topics: Iterable[str]) -> Mapping[str, "Future[Any]"
     return admin.describe_topics(TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S)
 
 
-def answers(asked: Mapping[str, "Future[Any]"]) -> dict[str, str]:
+def answers(futures: Mapping[str, "Future[Any]"]) -> dict[str, str]:
     """Await what was asked; without the topics whose id Kafka does not tell."""
     present: dict[str, str] = {}
-    for topic, description in asked.items():
+    for topic, description in futures.items():
         try:
             id_ = str(description.result(REQUEST_TIMEOUT_S + 5).topic_id)
         except (KafkaException, TimeoutError):
@@ -109,12 +109,12 @@ def _log_silent(silent: Iterable[str]) -> None:
 class IdWatch:
     """The ids of topics while the bridge runs, and for the next progress record. One session's."""
 
-    def __init__(self, admin: AdminClient, brokers: Callable[[], int], known: Ids) -> None:
-        """Watch the ids of topics; `known`: those that the start has found."""
+    def __init__(self, admin: AdminClient, brokers: Callable[[], int], first_ids: Ids) -> None:
+        """Watch the ids of topics; `first_ids`: those that the start has found."""
         self._admin = admin
         self._brokers = brokers
-        self.known = {**known}
-        self._next = dict.fromkeys(known, time.monotonic() + RECHECK_S)
+        self.known = {**first_ids}
+        self._next = dict.fromkeys(first_ids, time.monotonic() + RECHECK_S)
         """When a topic is asked about (time.monotonic); one that is not there: now."""
         self._changed: dict[str, float] = {}
         """Since when Kafka tells another id of a topic."""

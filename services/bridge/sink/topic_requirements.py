@@ -96,9 +96,9 @@ def new_config(
     *,
     compacted: bool,
     short_lived: bool,
-    given: Mapping[str, str | int | float | bool] | None = None,
+    configured: Mapping[str, str | int | float | bool] | None = None,
 ) -> dict[str, str]:
-    """Return the configuration of a new topic; `given`: what settings say of it.
+    """Return the configuration of a new topic; `configured`: what settings say of it.
 
     `short_lived`: tombstones soon replace its records; the topic is read whole at a start.
     """
@@ -114,7 +114,7 @@ def new_config(
             "min.cleanable.dirty.ratio": "0.1",
             "delete.retention.ms": "3600000",
         }
-    return config | {key: config_text(value) for key, value in (given or {}).items()}
+    return config | {key: config_text(value) for key, value in (configured or {}).items()}
 
 
 def config_text(value: str | int | float | bool) -> str:

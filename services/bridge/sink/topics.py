@@ -351,9 +351,9 @@ class Topics:
         return TopicReader(self.settings, topic, partition, committed=committed)
 
     def _of_table(self, name: str) -> NewTopic:
-        given = self.settings.of_topic(name)
-        partitions = given.partitions or self.settings.partitions
-        return self._new(name, partitions=partitions, compacted=False, given=given)
+        configured = self.settings.of_topic(name)
+        partitions = configured.partitions or self.settings.partitions
+        return self._new(name, partitions=partitions, compacted=False, configured=configured)
 
     def _new(
         self,
@@ -362,16 +362,17 @@ class Topics:
         partitions: int,
         compacted: bool,
         short_lived: bool = False,
-        given: TopicSettings | None = None,
+        configured: TopicSettings | None = None,
     ) -> NewTopic:
-        given = given or TopicSettings()
+        """Return a topic to be made, with replicas and configuration by the settings."""
+        configured = configured or TopicSettings()
         replicas = replication_factor(
-            given.replication_factor or self.settings.replication_factor,
+            configured.replication_factor or self.settings.replication_factor,
             self.brokers,
             (self._replicas.get(known(self.prefix), 0) for known in _OWN),
         )
         config = new_config(
-            replicas, compacted=compacted, short_lived=short_lived, given=given.config
+            replicas, compacted=compacted, short_lived=short_lived, configured=configured.config
         )
         return NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
 

@@ -181,12 +181,12 @@ class Primary:
             self._warn_of_slot(found)
         return found
 
-    def _warn_of_slot(self, found: Slot) -> None:
-        if found.two_phase and not self._settings.two_phase:
+    def _warn_of_slot(self, slot: Slot) -> None:
+        if slot.two_phase and not self._settings.two_phase:
             logger.warning(
                 "the slot decodes two-phase: set source.two_phase to true", slot=self._settings.slot
             )
-        if not found.failover:
+        if not slot.failover:
             logger.warning(
                 "the slot is not a failover slot and will not survive a promotion",
                 slot=self._settings.slot,

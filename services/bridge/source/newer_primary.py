@@ -16,16 +16,16 @@ from services.bridge.source.hosts import single_hosts
 from services.postgres.server import Server
 
 
-def promoted(known: Server, writable: Iterable[Server]) -> Server | None:
-    """Return the server that was promoted after `known`, the newest of several; None if none was.
+def promoted(streamed_from: Server, writable: Iterable[Server]) -> Server | None:
+    """Return the newest server that was promoted after `streamed_from`, None if none was.
 
     `writable` are servers that take writes.
     """
     newer = [
         server
         for server in writable
-        if server.system_identifier == known.system_identifier
-        and server.timeline > known.timeline
+        if server.system_identifier == streamed_from.system_identifier
+        and server.timeline > streamed_from.timeline
         and not server.in_recovery
     ]
     return max(newer, key=lambda server: server.timeline, default=None)
@@ -34,10 +34,10 @@ def promoted(known: Server, writable: Iterable[Server]) -> Server | None:
 class NewerPrimary:
     """One session's search, in a thread of its own: a host may take long not to answer."""
 
-    def __init__(self, settings: SourceSettings, known: Server) -> None:
-        """`known` is the server that the session streams from."""
+    def __init__(self, settings: SourceSettings, streamed_from: Server) -> None:
+        """`streamed_from` is the server that the session streams from."""
         self._settings = settings
-        self._known = known
+        self._known = streamed_from
         self._pool: ThreadPoolExecutor | None = None
         self._asked: Future[list[Server]] | None = None
 

@@ -73,16 +73,16 @@ class PublicationSeen:
 
 
 def publication_differences(
-    source: SourceSettings, shaping: ShapingSettings, prefix: str, seen: PublicationSeen
+    source: SourceSettings, shaping: ShapingSettings, prefix: str, publication: PublicationSeen
 ) -> list[PublicationDifference]:
     """Return every difference between the publication and the settings."""
     return [
-        *_lacking(source, seen),
-        *_beyond(source, seen),
-        *_options(seen),
-        *_identities(source, seen),
-        *_operations(shaping, seen),
-        *_parked(Naming(prefix, shaping), seen),
+        *_lacking(source, publication),
+        *_beyond(source, publication),
+        *_options(publication),
+        *_identities(source, publication),
+        *_operations(shaping, publication),
+        *_parked(Naming(prefix, shaping), publication),
     ]
 
 
@@ -93,16 +93,19 @@ def has_table(members: Members, table: TableName) -> bool:
     return table[0] in members.schemas or table in members.tables
 
 
-def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+def _lacking(
+    source: SourceSettings, publication: PublicationSeen
+) -> Iterator[PublicationDifference]:
     """Yield the difference of listed tables and schemas that the publication lacks."""
-    of_all = seen.members.all_tables
-    schemas = [] if of_all else sorted({*source.whole_schemas} - {*seen.members.schemas})
-    lacking = sorted(one for one in source.single_tables if not has_table(seen.members, one))
+    of_all = publication.members.all_tables
+    schemas = [] if of_all else sorted({*source.whole_schemas} - {*publication.members.schemas})
+    lacking = sorted(one for one in source.single_tables if not has_table(publication.members, one))
     if not lacking and not schemas:
         return
-    missing = [table for table in lacking if table not in seen.there]
+    missing = [table for table in lacking if table not in publication.there]
     command = (
-        f"ALTER PUBLICATION {identifier(seen.name)} SET ALL TABLES, with EXCEPT for others alone"
+        f"ALTER PUBLICATION {identifier(publication.name)} SET ALL TABLES, with EXCEPT for others "
+        "alone"
         if of_all
         else _COMMAND
     )
@@ -110,7 +113,7 @@ def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicat
     named = ", ".join(filter(None, (*(f"{one}.*" for one in schemas), _names(lacking))))
     yield PublicationDifference(
         "publication-lacks-tables",
-        f"publication {seen.name}",
+        f"publication {publication.name}",
         f"source.tables lists {named}, which it does not have"
         + (f"; there is no table {_names(missing)}" if missing else ""),
         "changes of these tables do not reach Kafka",
@@ -118,19 +121,21 @@ def _lacking(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicat
     )
 
 
-def _beyond(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+def _beyond(
+    source: SourceSettings, publication: PublicationSeen
+) -> Iterator[PublicationDifference]:
     """Yield the difference of tables and schemas that source.tables does not list."""
     if not source.tables:
         return
-    if seen.members.all_tables:
+    if publication.members.all_tables:
         evidence = f"it is FOR ALL TABLES, source.tables lists {len(source.tables)}"
         change = (
             "it can't be narrowed: set source.tables: [] and choose tables by shaping.include; or "
             "begin another slot, publication and topic prefix"
         )
     else:
-        schemas = sorted({*seen.members.schemas} - {*source.whole_schemas})
-        beyond = sorted(seen.members.tables.keys() - {*source.single_tables})
+        schemas = sorted({*publication.members.schemas} - {*source.whole_schemas})
+        beyond = sorted(publication.members.tables.keys() - {*source.single_tables})
         if not beyond and not schemas:
             return
         named = ", ".join(filter(None, (*(f"{one}.*" for one in schemas), _names(beyond))))
@@ -138,16 +143,16 @@ def _beyond(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publicati
         change = f"{_COMMAND}; or add them to source.tables"
     yield PublicationDifference(
         "publication-has-more-tables",
-        f"publication {seen.name}",
+        f"publication {publication.name}",
         evidence,
         "changes of tables beyond source.tables reach Kafka, too, unless shaping leaves them out",
         change,
     )
 
 
-def _options(seen: PublicationSeen) -> Iterator[PublicationDifference]:
+def _options(publication: PublicationSeen) -> Iterator[PublicationDifference]:
     """Yield the differences of row filters and column lists."""
-    for table, reason in sorted(seen.wrong.items()):
+    for table, reason in sorted(publication.wrong.items()):
         yield PublicationDifference(
             "publication-row-filter",
             ".".join(table),
@@ -155,8 +160,8 @@ def _options(seen: PublicationSeen) -> Iterator[PublicationDifference]:
             "the publication filters rows by another condition, or by none",
             "correct source.row_filters, then: " + _COMMAND,
         )
-    for table, wanted in sorted(seen.options.items()):
-        found = seen.members.tables.get(table, WHOLE)
+    for table, wanted in sorted(publication.options.items()):
+        found = publication.members.tables.get(table, WHOLE)
         if wanted.row_filter != found.row_filter:
             yield PublicationDifference(
                 "publication-row-filter",
@@ -176,9 +181,11 @@ def _options(seen: PublicationSeen) -> Iterator[PublicationDifference]:
             )
 
 
-def _identities(source: SourceSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+def _identities(
+    source: SourceSettings, publication: PublicationSeen
+) -> Iterator[PublicationDifference]:
     """Yield the tables and partitions with another replica identity than is set."""
-    for table, identities in sorted(seen.identities.items()):
+    for table, identities in sorted(publication.identities.items()):
         wanted = source.of_table(source.replica_identity, table)
         others = [one for one in identities if wanted is not None and one.kind != wanted]
         for one in others[:_SHOWN_MAX]:
@@ -191,32 +198,34 @@ def _identities(source: SourceSettings, seen: PublicationSeen) -> Iterator[Publi
             )
 
 
-def _operations(shaping: ShapingSettings, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+def _operations(
+    shaping: ShapingSettings, publication: PublicationSeen
+) -> Iterator[PublicationDifference]:
     """Yield the operations that are not published, unless the settings skip them."""
     lacking = [
         operation
-        for operation in seen.unpublished
-        if not all(_skips(shaping, table, _LETTERS[operation]) for table in seen.tables)
+        for operation in publication.unpublished
+        if not all(_skips(shaping, table, _LETTERS[operation]) for table in publication.tables)
     ]
     if not lacking:
         return
-    sent = [operation for operation in _LETTERS if operation not in seen.unpublished]
+    sent = [operation for operation in _LETTERS if operation not in publication.unpublished]
     letters = ", ".join(_LETTERS[operation] for operation in lacking)
     all_of_them = ", ".join(name for name in _LETTERS if name in sent or name in lacking)
     yield PublicationDifference(
         "publication-lacks-operations",
-        f"publication {seen.name}",
+        f"publication {publication.name}",
         f"publish = '{', '.join(sent)}', and shaping.skip does not name the others for all tables",
         f"rows in Kafka stay as they are at {', '.join(name.upper() for name in lacking)}",
-        f"ALTER PUBLICATION {identifier(seen.name)} SET (publish = '{all_of_them}'); or, where "
-        f'they are not wanted, shaping.skip: {{"*.*": [{letters}]}}',
+        f"ALTER PUBLICATION {identifier(publication.name)} SET (publish = '{all_of_them}'); or, "
+        f'where they are not wanted, shaping.skip: {{"*.*": [{letters}]}}',
     )
 
 
-def _parked(naming: Naming, seen: PublicationSeen) -> Iterator[PublicationDifference]:
+def _parked(naming: Naming, publication: PublicationSeen) -> Iterator[PublicationDifference]:
     """Yield the tables without a topic of their own: parked at their first change."""
     sharing: dict[str, list[tuple[TableName, TableTopic]]] = {}
-    for table in sorted(one for one in seen.tables if naming.publishes(*one)):
+    for table in sorted(one for one in publication.tables if naming.publishes(*one)):
         try:
             topic = naming.table(*table)
         except SettingsError as error:

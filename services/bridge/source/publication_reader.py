@@ -94,7 +94,7 @@ def _options(
     connection: Connection,
     source: SourceSettings,
     tables: Iterable[TableName],
-    found: Mapping[TableName, TableOptions],
+    published: Mapping[TableName, TableOptions],
 ) -> tuple[dict[TableName, TableOptions], dict[TableName, str], list[tuple[str, str]]]:
     """Return the wanted options of tables, the reasons of wrong filters, and what is unjudged."""
     options: dict[TableName, TableOptions] = {}
@@ -112,7 +112,7 @@ def _options(
             break
         try:
             with connection.transaction():
-                options |= wanted_options(connection, source, [table], found)
+                options |= wanted_options(connection, source, [table], published)
         except SettingsError as error:
             wrong[table] = error.message
         except SetupError as error:

@@ -58,8 +58,8 @@ def in_any_session(
     return asked
 
 
-def connect_again(conninfo: str, known: Server, slot: str, former_pid: int) -> Session:
-    """Open another session with the server `known`, whose `slot` we stream; it may be read-only.
+def connect_again(conninfo: str, streamed_from: Server, slot: str, former_pid: int) -> Session:
+    """Open another session with the server `streamed_from`, also a read-only one.
 
     Waits until the server has done with the former session, of `former_pid`. Raise SqlSessionEnded
     where none can be opened, Retryable where another server answers.
@@ -76,7 +76,7 @@ def connect_again(conninfo: str, known: Server, slot: str, former_pid: int) -> S
         connection.close()
         raise SqlSessionEnded(str(error), operation=_OPERATION, subject=subject) from error
     identity = (server.system_identifier, server.timeline, server.in_recovery)
-    same = identity == (known.system_identifier, known.timeline, False)
+    same = identity == (streamed_from.system_identifier, streamed_from.timeline, False)
     if not same or streamed is None or streamed.active_pid is None:
         connection.close()
         raise Retryable("another server answers now", operation=_OPERATION, subject=subject)

@@ -50,9 +50,9 @@ class StandbyStatus:
         self._end_by = float("inf")
         self.beat = self._heard = time.monotonic()
 
-    def end_with(self, asked: Callable[[], bool]) -> None:
-        """Let `answer` raise StoppedLate once `asked` has been true for STOP_S."""
-        self._asked_to_end = asked
+    def end_with(self, is_stopping: Callable[[], bool]) -> None:
+        """Let `answer` raise StoppedLate once `is_stopping` has been true for STOP_S."""
+        self._asked_to_end = is_stopping
 
     def heard(self, now: float) -> None:
         """Note that the server has spoken, or that nobody listened, at `now` (time.monotonic)."""

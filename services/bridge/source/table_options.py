@@ -26,16 +26,16 @@ def wanted_options(
     connection: Connection,
     source: SourceSettings,
     tables: Iterable[TableName],
-    found: Mapping[TableName, TableOptions],
+    published: Mapping[TableName, TableOptions],
 ) -> dict[TableName, TableOptions]:
     """Return (schema, table) -> the options of each of `tables`, which are all there.
 
-    `found`: the options that the publication has; a kind of option that no setting speaks of stays.
+    `published`: the publication's options; a kind of option that no setting speaks of stays.
     Raise SettingsError for a condition that the server does not understand.
     """
     wanted = {}
     for table in tables:
-        options = found.get(table, WHOLE)
+        options = published.get(table, WHOLE)
         condition, columns = options.condition, options.columns
         if source.row_filters is not None:
             condition = source.of_table(source.row_filters, table) or ""

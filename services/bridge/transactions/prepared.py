@@ -223,12 +223,12 @@ def waiting_place(xid: int) -> int:
     return -xid
 
 
-def _same(known: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
-    if (known.xid, known.prepare_lsn) != (prepare.xid, prepare.prepare_lsn):
+def _same(staged: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
+    if (staged.xid, staged.prepare_lsn) != (prepare.xid, prepare.prepare_lsn):
         raise OperatorNeeded(
-            f"another transaction {prepare.gid!r} (xid {known.xid}) is staged and undecided",
+            f"another transaction {prepare.gid!r} (xid {staged.xid}) is staged and undecided",
             operation="stage a prepared transaction",
-            subject=f"slot {known.slot}, xid {prepare.xid}",
+            subject=f"slot {staged.slot}, xid {prepare.xid}",
             lsn=prepare.prepare_lsn,
             hint="the slot has missed the decision of the other transaction, and other changes; "
             f"{RECOVER_ANYWAY}",

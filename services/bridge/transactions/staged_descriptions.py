@@ -136,7 +136,7 @@ class StagedDescriptions:
         return table is None or relation != root or table.hides(leaf)
 
     def _require_current(self, payload: bytes, lsn: int) -> None:
-        """Raise DescriptionOutdated for a change that may be of a suspect."""
+        """Raise DescriptionOutdated if old values of a change are hidden in a suspect partition."""
         change = self._decoder.decode(payload, lsn)
         assert isinstance(change, Update | Delete)
         root = change.relation

@@ -255,7 +255,7 @@ class _Messages:
 
 
 def _field_numbers(schema: Schema) -> Sequence[int]:
-    """Return the numbers of a struct's fields, in the order of its fields."""
+    """Return the numbers of a struct's fields in order: 1, 2, … if versioned, else by name."""
     if "version" in schema:
         return range(1, len(schema["fields"]) + 1)
     taken: dict[int, None] = {}

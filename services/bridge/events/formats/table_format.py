@@ -194,7 +194,10 @@ class Formats:
     def _part(
         self, form: Format, schema: Schema, topic: str, part: str
     ) -> tuple[Serialize, Affixes | None]:
-        """Return how keys or values of one table are written; None: not as text around JSON."""
+        """Return what writes the `part` (key or value) of records, and the text around its JSON.
+
+        That is None for formats that are not text around JSON.
+        """
         if form not in REGISTERED:
             affixes = _affixes(form, schema)
             return _within(affixes), affixes

@@ -43,10 +43,10 @@ def column_schema(encoders: Encoders, oid: int, typmod: int) -> Schema:
     return STRING if choose is None else choose(encoders.settings, typmod)
 
 
-def _extension_type(encoders: Encoders, found: PgType) -> Choose | None:
-    if encoders.structured(found):
-        return _STRUCTURED.get(found.name)
-    if found.name == found.extension == "ltree":
+def _extension_type(encoders: Encoders, pg_type: PgType) -> Choose | None:
+    if encoders.structured(pg_type):
+        return _STRUCTURED.get(pg_type.name)
+    if pg_type.name == pg_type.extension == "ltree":
         return _always(connect.plain("string", f"{SEMANTIC}.Ltree"))
     return None
 

@@ -77,10 +77,10 @@ def _unfit(column: RelationColumn, settings: LargeValueSettings, kind: str) -> s
     return "" if settings.truncate_bytes is None else f"{kind} that is cut can't be read"
 
 
-def _kind(found: PgType) -> str:
+def _kind(pg_type: PgType) -> str:
     """Return the name of a type whose values are bytes or one text, "" for others."""
-    known = built_in(found.oid) is not None or found.extension == found.name == "citext"
-    return found.name if known and not found.element_oid else ""
+    known = built_in(pg_type.oid) is not None or pg_type.extension == pg_type.name == "citext"
+    return pg_type.name if known and not pg_type.element_oid else ""
 
 
 def _limit(settings: LargeValueSettings, deposit: Deposit | None, *, binary: bool) -> Limit:

@@ -57,9 +57,9 @@ class Encoders:
         """Return the types of `oids` that are neither built in nor learned."""
         return {oid for oid in oids if oid not in self._types and built_in(oid) is None}
 
-    def learn(self, found: Iterable[PgType]) -> None:
+    def learn(self, pg_types: Iterable[PgType]) -> None:
         """Add types from the catalog. Types that it lacks stay unknown and are encoded as text."""
-        self._types |= {kind.oid: kind for kind in found}
+        self._types |= {kind.oid: kind for kind in pg_types}
 
     def base(self, oid: int, typmod: int) -> tuple[PgType | None, int]:
         """Resolve a domain to its base type and type modifier; other types are their own base."""
@@ -84,9 +84,9 @@ class Encoders:
         )
 
     @staticmethod
-    def structured(found: PgType) -> bool:
-        """Tell whether `found` is an extension's type that has an encoder of its own."""
-        return _is_of(found, _STRUCTURED_EXTENSIONS)
+    def structured(pg_type: PgType) -> bool:
+        """Tell whether `pg_type` is an extension's type that has an encoder of its own."""
+        return _is_of(pg_type, _STRUCTURED_EXTENSIONS)
 
     def of(self, oid: int, typmod: int) -> Encoder:
         """Return the encoder of a column of type `oid`."""
@@ -126,23 +126,23 @@ class Encoders:
             return Encoder(plain.string, quoted(UNAVAILABLE))
         return Encoder(choose(self.settings, typmod), self._unavailable(found))
 
-    def _unavailable(self, found: PgType) -> str:
-        """Return the placeholder of an unchanged value, in the form that values of `found` have."""
-        if found.name == "bytea" and self.settings.binary_handling != "hex":
+    def _unavailable(self, pg_type: PgType) -> str:
+        """Return the placeholder of an unchanged value, in the form of the type's values."""
+        if pg_type.name == "bytea" and self.settings.binary_handling != "hex":
             encode = _BYTEA[self.settings.binary_handling]
             return encode(b"\\x" + UNAVAILABLE.encode().hex().encode())
-        if found.name == "hstore" and self.settings.hstore_handling != "text":
+        if pg_type.name == "hstore" and self.settings.hstore_handling != "text":
             item = f'"{UNAVAILABLE}"=>"{UNAVAILABLE}"'.encode()
             return hstore.hstore(self.settings.hstore_handling)(item)
-        if found.name in ("vector", "halfvec"):
+        if pg_type.name in ("vector", "halfvec"):
             return f"[{quoted(UNAVAILABLE)}]"
         return quoted(UNAVAILABLE)
 
 
-def _is_of(found: PgType, extensions: Mapping[str, str]) -> bool:
-    """Tell whether `found` is the base type that `extensions` (type -> extension) means."""
-    owner = extensions.get(found.name)
-    return found.kind == "b" and owner is not None and found.extension == owner
+def _is_of(pg_type: PgType, extensions: Mapping[str, str]) -> bool:
+    """Tell whether `pg_type` is the base type that `extensions` (type -> extension) means."""
+    owner = extensions.get(pg_type.name)
+    return pg_type.kind == "b" and owner is not None and pg_type.extension == owner
 
 
 def _always(encode: Encode) -> Choose:
