@@ -58,18 +58,18 @@ def survivors(
 def _by_places(
     before: Sequence[NumberedColumn],
     after: Sequence[NumberedColumn],
-    found: dict[str, str],
+    renames: dict[str, str],
     not_renamed: Collection[str],
 ) -> dict[str, str]:
     """Return the columns that are renamed by their places; there are none where one disagrees."""
     if len(before) != len(after):
         return {}
-    here, taken = {column.name for column in before}, {*found.values()}
+    here, taken = {column.name for column in before}, {*renames.values()}
     renamed = {}
     for old, new in zip(before, after, strict=True):
-        if found.get(old.name) == new.name:
+        if renames.get(old.name) == new.name:
             continue
-        known = old.name in found or new.name in taken or new.name in here
+        known = old.name in renames or new.name in taken or new.name in here
         if known or old.type != new.type or not old.may_be(new) or new.name in not_renamed:
             return {}
         renamed[old.name] = new.name

@@ -285,11 +285,11 @@ class FailoverSettings(_Section):
 
     @field_validator("advertised", mode="before")
     @classmethod
-    def _listed(cls, given: object) -> object:
+    def _listed(cls, value: object) -> object:
         """Read a single address as a list of one."""
-        if not isinstance(given, dict):
-            return given
-        return {n: (each,) if isinstance(each, str) else each for n, each in given.items()}
+        if not isinstance(value, dict):
+            return value
+        return {n: (each,) if isinstance(each, str) else each for n, each in value.items()}
 
 
 class Settings(BaseSettings):

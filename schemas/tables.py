@@ -124,13 +124,13 @@ class SumSettings(_Part):
     """Column of the table of sums -> column of `source` that it sums."""
 
 
-def _is_warehouse(given: str | Path) -> str:
+def _is_warehouse(value: str | Path) -> str:
     """Return a URI of object storage as it is, and a folder or `file:` URI as an absolute path.
 
     Raise ValueError for a scheme that no FileIO of Iceberg is known for: as a path it would
     silently become a folder of this machine.
     """
-    text = str(given)
+    text = str(value)
     scheme, separator, rest = text.partition(":/")
     if not separator or "/" in scheme:
         return str(Path(text).resolve())

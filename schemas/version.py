@@ -19,8 +19,8 @@ def version() -> str:
         return UNKNOWN
 
 
-def print_version(asked: bool) -> None:
+def print_version(wanted: bool) -> None:
     """Print the version and end the command, as the callback of the option `--version`."""
-    if asked:
+    if wanted:
         sys.stdout.write(f"slotbridge {version()}\n")
         raise SystemExit(0)

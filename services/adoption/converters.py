@@ -218,20 +218,20 @@ def _of_registries(registries: list[_Registry]) -> Iterator[str]:
             yield "the registry's URL contains a user or a password, or is not one of http"
 
 
-def _settings(one: _Registry) -> Mapping[str, str]:
+def _settings(registry: _Registry) -> Mapping[str, str]:
     return {
-        "url": one.url,
-        **({"username": one.username} if one.username else {}),
-        "subject_naming": one.naming,
+        "url": registry.url,
+        **({"username": registry.username} if registry.username else {}),
+        "subject_naming": registry.naming,
     }
 
 
-def _notes(one: _Registry | None) -> Iterator[str]:
+def _notes(registry: _Registry | None) -> Iterator[str]:
     """Yield what an operator must add to the registry's settings."""
-    if one is None:
+    if registry is None:
         return
     yield "registry: the bridge registers its schemas itself, whatever auto-register says"
-    if one.username:
+    if registry.username:
         yield "registry: its password is SLOTBRIDGE_REGISTRY__PASSWORD"
-    if one.url.startswith("https:"):
+    if registry.url.startswith("https:"):
         yield "registry: add ca_file where a private authority has signed its certificate"

@@ -70,10 +70,10 @@ def offset_key(connector: str, prefix: str) -> bytes:
     return json.dumps([connector, {"server": prefix}], separators=(",", ":")).encode()
 
 
-def is_key(found: bytes | str | None, connector: str, prefix: str) -> bool:
-    """Tell whether `found` is the key of this connector's offset."""
+def is_key(key: bytes | str | None, connector: str, prefix: str) -> bool:
+    """Tell whether `key` is the key of this connector's offset."""
     try:
-        return bool(json.loads(found or b"null") == [connector, {"server": prefix}])
+        return bool(json.loads(key or b"null") == [connector, {"server": prefix}])
     except ValueError:
         return False
 

@@ -331,10 +331,10 @@ class SchemaRegistry:
             exit_code=ExitCode.SCHEMA_REFUSED,
         )
 
-    def _incompatible(self, said: str, operation: str, subject: str) -> SetupError:
+    def _incompatible(self, answer: str, operation: str, subject: str) -> SetupError:
         return SetupError(
             "the table's new schema is not compatible with earlier ones of the subject "
-            f"({self._compared(subject)}): {said}",
+            f"({self._compared(subject)}): {answer}",
             operation=operation,
             subject=f"subject {subject}",
             hint="let readers take the new schema: set the subject's compatibility to NONE "

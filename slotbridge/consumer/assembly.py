@@ -187,7 +187,7 @@ class Assembly:
         self._last_end = end.commit_lsn
 
     def take(
-        self, partition: Partition, offset: int, commit_lsn: int, found: Change | Refused
+        self, partition: Partition, offset: int, commit_lsn: int, event: Change | Refused
     ) -> None:
         """Take in an event; one of a transaction that the caller has changes nothing.
 
@@ -197,8 +197,8 @@ class Assembly:
         self.passed(partition, offset, commit_lsn)
         if commit_lsn <= self._commit_lsn:
             known = self._known.get(commit_lsn)
-            if known is not None and (found.table, found.seq) not in known:
-                raise _surplus(found.table, commit_lsn, f"{partition[0]}[{partition[1]}]@{offset}")
+            if known is not None and (event.table, event.seq) not in known:
+                raise _surplus(event.table, commit_lsn, f"{partition[0]}[{partition[1]}]@{offset}")
             if self._was_left_out(commit_lsn):
                 raise self.no_end(commit_lsn, f"{partition[0]}[{partition[1]}]@{offset}")
             return
@@ -211,9 +211,9 @@ class Assembly:
                 heapq.heappush(self._unended, commit_lsn)
             elif commit_lsn not in self._ended:
                 raise self.no_end(commit_lsn)
-        if (found.table, found.seq) not in there:
-            there[found.table, found.seq] = found
-            self._counted.setdefault(commit_lsn, Counter())[found.table] += 1
+        if (event.table, event.seq) not in there:
+            there[event.table, event.seq] = event
+            self._counted.setdefault(commit_lsn, Counter())[event.table] += 1
 
     def passed(self, partition: Partition, offset: int, commit_lsn: int | None = None) -> None:
         """Note that a partition was read beyond `offset`, where a record of `commit_lsn` was."""

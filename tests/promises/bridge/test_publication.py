@@ -110,7 +110,7 @@ def test_a_schema_with_a_table_without_identity_or_beside_column_lists_is_refuse
     with pytest.raises(SetupError, match="would fail on"):
         changes("p", (), None, facts, identity_full=False, schemas=schemas)
     assert changes(
-        "p", (), None, facts, identity_full=True, schemas=schemas, present={}, asked={}
+        "p", (), None, facts, identity_full=True, schemas=schemas, present={}, identities_wanted={}
     ).identity_full == (bare,)
     listed = Members(False, {("public", "a"): TableOptions(columns=("id",))}, (), True)
     with pytest.raises(SetupError, match="a column list"):
