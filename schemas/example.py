@@ -75,6 +75,7 @@ def as_yaml(text: str) -> str:
 
 
 def _entry(key: Key, values: Mapping[str, Value]) -> list[str]:
+    """Return a key's lines: its meaning, and its value, or its default as a comment."""
     indent = "  " * key.depth
     name = key.path.rpartition(".")[2]
     comment = textwrap.wrap(key.meaning, _WIDTH - len(indent))

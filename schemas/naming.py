@@ -22,6 +22,7 @@ class TableTopic(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern with `*` as a regular expression."""
     first, *others = map(re.escape, pattern.split("*"))
     if not others:
         return re.compile(first)
@@ -104,6 +105,7 @@ class Naming:
         return found is not None and schema_and_table(found[0]) == (schema, table)
 
     def _mask(self, schema: str, table: str, column: str) -> tuple[str, MaskSettings] | None:
+        """Return the pattern of tables and the mask of a column, None for an open one."""
         found = (
             (tables, mask)
             for tables, masks in self._shaping.masks.items()
@@ -262,6 +264,7 @@ class Naming:
 
 
 def _expression(template: str, prefix: str) -> str:
+    """Return a regular expression of all topics that the template can give."""
     parts = []
     for literal, field, _, _ in string.Formatter().parse(template):
         parts.append(re.escape(literal))

@@ -80,6 +80,7 @@ def lost(query: WaitQuery, timeline: int, history: Mapping[int, int]) -> str:
 
 
 def _timeline(parameters: Mapping[str, str]) -> int | None:
+    """Return the timeline that the query names, None for none. Raise ValueError for no number."""
     text = parameters.get("timeline")
     if text is None:
         return None
@@ -89,6 +90,7 @@ def _timeline(parameters: Mapping[str, str]) -> int | None:
 
 
 def _timeout_s(parameters: Mapping[str, str]) -> float:
+    """Return the seconds to wait, at most WAIT_MAX_S. Raise ValueError for no number."""
     try:
         found = float(parameters.get("timeout_s", _DEFAULT_S))
     except ValueError:

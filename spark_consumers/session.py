@@ -229,6 +229,7 @@ def _sqlite(warehouse: Path | None) -> str:
 
 
 def _quieten(session: SparkSession) -> None:
+    """Silence loggers that repeat what slottables reports itself."""
     session.sparkContext.setLogLevel("WARN")
     # It would print the traceback of every error that leaves foreachBatch; we report them.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)

@@ -82,6 +82,7 @@ class RunStatus:
         return Group(Text(self._head()), table, *notes)
 
     def _head(self) -> str:
+        """Return the first line: the last epoch, and how far it is behind."""
         place = "last epoch not known yet" if self.epoch is None else "no epoch yet"
         if self.epoch and self.commit_lsn is not None:
             place = f"epoch {self.epoch}, {format_lsn(self.commit_lsn)}"

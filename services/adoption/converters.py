@@ -136,6 +136,7 @@ def converted(connector: Connector, ignored: Collection[str]) -> Converted:
 
 
 def _unread(part: str, name: str) -> str:
+    """Return why the records of a converter can't be read."""
     if not name:
         return f"{part}.converter is not said: give the worker's properties"
     kind = _UNREAD.get(name)

@@ -67,6 +67,7 @@ def form_of(data: bytes) -> Format | None:
 
 
 def _parsed(text: str) -> Any:
+    """Return a registry's schema as fastavro reads it. Raise ValueError for another kind."""
     import fastavro
 
     try:
@@ -76,6 +77,7 @@ def _parsed(text: str) -> Any:
 
 
 def _read(data: bytes, schema: Any) -> Any:
+    """Return an Avro record as JSON values. Raise ValueError where the schema does not fit."""
     import fastavro
 
     content = io.BytesIO(data[wire.HEAD_BYTES :])

@@ -71,6 +71,7 @@ def key_of(table: PublishedTable, naming: Naming) -> tuple[str, ...]:
 
 
 def _written(data: bytes | None, decode: Decode) -> _Written:
+    """Return the columns and form of what the connector wrote, ("?",) where it can't be read."""
     if data is None:
         return _Written((), None)
     try:

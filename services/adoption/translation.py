@@ -214,6 +214,7 @@ def _notes(own: Mapping[str, str], connector: Connector) -> Iterator[str]:
 
 
 def _values(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the settings of values, and the options that have no counterpart."""
     found, refusals = {"structures": "json"}, []
     for key, (ours, default, values) in _VALUES.items():
         value = own.get(key, default)
@@ -245,6 +246,7 @@ def _skipped(own: Mapping[str, str]) -> list[str]:
 
 
 def _topics(own: Mapping[str, str]) -> dict[str, int]:
+    """Return the connector's default number of partitions and replicas, where it gives them."""
     start = "topic.creation.default."
     names = {"partitions": "partitions", "replication.factor": "replication_factor"}
     return {
@@ -255,6 +257,7 @@ def _topics(own: Mapping[str, str]) -> dict[str, int]:
 
 
 def _conninfo(own: Mapping[str, str]) -> str:
+    """Return the connector's database as a connection string, without the password."""
     parts = {
         "host": own.get("database.hostname", "localhost"),
         "port": own.get("database.port", "5432"),

@@ -232,6 +232,7 @@ class _Demonstration:
         return kafka_tables(self._bed.kafka.bootstrap_servers, PREFIX, TABLES)
 
     def _subscribe(self) -> None:
+        """Make the publication and the subscription, whose slot is a failover slot."""
         bed = self._bed
         with psycopg.connect(bed.primary.conninfo(bed.dbname), autocommit=True) as connection:
             connection.execute("CREATE PUBLICATION bank_copy FOR ALL TABLES")

@@ -163,6 +163,7 @@ class SchemaRegistry:
                 time.sleep(_PAUSE_S)
 
     def _schema(self, schema_id: int) -> tuple[str, str] | None:
+        """Return a schema's text and kind by its id, None if the registry does not have it."""
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         with self._explained("ask for a schema", ""):
@@ -275,6 +276,7 @@ class SchemaRegistry:
         return self._made
 
     def _options(self) -> dict[str, Any]:
+        """Return the options of Confluent's client."""
         settings = self._settings
         options: dict[str, Any] = {
             "url": settings.url.rstrip("/"),

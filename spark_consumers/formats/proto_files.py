@@ -131,6 +131,7 @@ def _field(field: FieldDescriptorProto, first: str, words: _Words) -> None:
 
 
 def _options(field: FieldDescriptorProto, words: _Words) -> None:
+    """Read a field's options up to `;`; json_name is kept, others are passed over."""
     word = words.required()
     while word != ";":
         if word == "json_name":

@@ -163,6 +163,7 @@ class _JavaFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes from the present place on; the rest if it is negative."""
         wanted = self._length - self._at if size < 0 else min(size, self._length - self._at)
         if wanted <= 0:
             return b""

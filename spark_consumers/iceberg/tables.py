@@ -309,6 +309,7 @@ def sealed_of(state: State | None) -> tuple[int, int]:
 
 
 def _taken(spark: SparkSession, identifier: str, shape: Shape) -> OperatorNeeded | Retryable:
+    """Return the error of an identifier that another source's table, or another writer, has."""
     owner = catalog.properties(catalog.load(spark, identifier)).get(catalog.SOURCE)
     if owner == shape.name:  # made by another writer since this one has looked
         return catalog.overtaken(identifier)

@@ -49,6 +49,7 @@ def _refusals(findings: list[Finding]) -> list[Finding]:
 
 
 def _document(slot: str, findings: list[Finding]) -> dict[str, object]:
+    """Return the findings as JSON: those to act on, what was not judged, and the start."""
     advised = (Severity.OK, Severity.NOT_JUDGED)
     fine = [one for one in findings if one.ok]
     return {
@@ -70,6 +71,7 @@ def _document(slot: str, findings: list[Finding]) -> dict[str, object]:
 
 
 def _print(findings: list[Finding]) -> None:
+    """Print each finding, whether a start is refused, and counts by severity."""
     for one in findings:
         if one.severity is Severity.NOT_JUDGED:
             typer.echo(f"NOT JUDGED {one.subject}: {one.evidence}")

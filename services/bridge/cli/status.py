@@ -62,6 +62,7 @@ def _host(host: HostStatus) -> str:
 
 
 def _slot(host: HostStatus) -> str:
+    """Return words about the slot on a server: its position, and whether it survives a failover."""
     slot = host.slot
     if slot is None:
         return "no slot"

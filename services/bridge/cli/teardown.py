@@ -157,6 +157,7 @@ def _statement(
 
 
 def _refused(error: psycopg.Error, slot: str) -> Exception:
+    """Return our error for what PostgreSQL answered to a removal."""
     state, text = error.sqlstate or "08", error.diag.message_primary or str(error)
     if state == "42501":
         return SetupError(

@@ -185,6 +185,7 @@ _NAMED_MAX: Final = 3
 
 
 def _hidden_by(leaves: Sequence[LeafIdentity], what: str, table: str, lsn: int) -> BadInput:
+    """Return the error of an old value that these partitions' replica identities hide."""
     error = OldRowHidden(
         _hidden(what, leaves),
         operation="encode an event",

@@ -132,6 +132,7 @@ class RenamedTables:
 def _exposed(
     relation: Relation, other: Name, lost: Mapping[str, Iterable[str]], lsn: int
 ) -> OperatorNeeded:
+    """Return the error of a renamed table whose new name lacks settings that hide columns."""
     name, before = f"{relation.schema}.{relation.table}", ".".join(other)
     rules = [f"shaping.{one}" + _listed(one, parts) for one, parts in lost.items()]
     sections = " and ".join(_section(one) for one in lost)

@@ -61,7 +61,6 @@ from services.bridge.pgoutput.messages import (
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970-01-01."""
 
-
 _BEGIN = struct.Struct("!QqI")
 _COMMIT = struct.Struct("!BQQq")
 _U64 = struct.Struct("!Q")
@@ -203,6 +202,7 @@ class Decoder:
         return Insert(relation, new)
 
     def _update(self, data: bytes) -> Update:
+        """Decode an Update: the old row or key, if it was sent, and the new row."""
         relation = self._known(_U32.unpack_from(data, self._body)[0])
         pos = self._body + 4
         kind = data[pos]

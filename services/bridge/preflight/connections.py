@@ -125,6 +125,7 @@ def _nodes(settings: Settings) -> Iterator[Finding]:
 
 
 def _node(setting: str, conninfo: SecretStr, timeout_s: int, *, admin: bool) -> Finding:
+    """Return whether slotfailover can connect to a server, for `admin` as a superuser."""
     text = conninfo.get_secret_value()
     try:
         with open_session(STATUS, text, connect_timeout=timeout_s) as connection:
@@ -159,6 +160,7 @@ def _catalog(tables: TablesSettings) -> Iterator[Finding]:
 
 
 def _folder(warehouse: Path) -> Iterator[Finding]:
+    """Yield whether the warehouse's folder, or the nearest one above it, can be written to."""
     nearest = next(one for one in (warehouse, *warehouse.parents) if one.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         yield contact(f"the warehouse {warehouse}")

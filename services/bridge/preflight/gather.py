@@ -319,6 +319,7 @@ def _published(url: str) -> int:
 
 
 def _kafka(topics: Topics, shaping: ShapingSettings, primary: Primary) -> Kafka:
+    """Return the topics that exist, with their partitions, configuration and differences."""
     settings = topics.settings
     written = topics.written()
     names = sorted({name for name, _ in written})

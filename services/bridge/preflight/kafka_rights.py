@@ -47,6 +47,7 @@ def kafka_rights(topics: Topics, tables: Iterable[str], settings: Settings) -> I
 
 
 def _existing(topics: Topics, names: list[str]) -> Iterator[Finding]:
+    """Yield the rights that the bridge lacks on topics which exist."""
     denied: dict[str, list[str]] = {}
     for part in in_parts(names):
         asked = topics.admin.describe_topics(
@@ -101,6 +102,7 @@ def _planned(topics: Topics, planned: list[NewTopic]) -> Iterator[Finding]:
 
 
 def _group(admin: AdminClient, group: str) -> Iterator[Finding]:
+    """Yield the right that the bridge lacks on its consumer group."""
     asked = admin.describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S)
     try:
         asked[group].result(REQUEST_TIMEOUT_S + 5)

@@ -142,6 +142,7 @@ def read_pair(source: SourceSettings) -> Pair:
 
 
 def _node(connection: Connection, conninfo: str) -> Node:
+    """Return a server's address, role and version, and why the bridge can't use it."""
     server, where, lack = read_server(connection), conninfo_to_dict(conninfo), ""
     try:
         check_server(server)
@@ -160,6 +161,7 @@ def _node(connection: Connection, conninfo: str) -> Node:
 def _read(
     connection: Connection, conninfo: str, nodes: list[Node], silent: list[tuple[str, str]]
 ) -> Pair:
+    """Return the database's tables, publications and slots, with the servers that answered."""
     publications = connection.execute("SELECT pubname::text, puballtables FROM pg_publication")
     found = {str(name): bool(whole) for name, whole in publications.fetchall()}
     rows = connection.execute(_TABLES, [[*_OWN_SCHEMAS, "information_schema"]]).fetchall()

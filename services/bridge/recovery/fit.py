@@ -92,6 +92,7 @@ def _as_sent(relation: Relation, partition: Partition) -> Relation:
 
 
 def _of_partition(error: SettingsError, partition: Partition) -> SettingsError:
+    """Return the error of a root's settings that one of its partitions does not fit."""
     name = partition.full_name
     return SettingsError(
         f"{error.message}, in its partition {name}, whose replica identity is another than its "

@@ -209,6 +209,7 @@ class Runner:
             self._settings = self._settings._replace(streaming=False)
 
     def _log_loss(self, error: Retryable, pause_s: float) -> None:
+        """Log and count the end of a session, and whether another one follows."""
         goes_on = self._hangs is not None or not self._stop.is_set()
         logger.warning(
             "session lost: starting a new one" if goes_on else "session lost at the stop",

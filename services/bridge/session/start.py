@@ -377,6 +377,7 @@ class _Opening:
         encoding: _Encoding,
         group_commit: GroupCommit,
     ) -> Snapshotter:
+        """Open what reads existing rows and answers signals; it ends with the session."""
         snapshot = open_snapshot(
             self._settings.snapshot,
             self._source,

@@ -329,6 +329,7 @@ class _Whole(NamedTuple):
         return cls(data, hashlib.sha256(data).hexdigest(), _is_text(data))
 
     def content(self, bytes_max: int) -> Content:
+        """Return the first `bytes_max` of the data, with the size and hash of all."""
         part = self.data[:bytes_max]
         return Content(
             text=part.decode("utf-8", "ignore") if self.is_text else None,

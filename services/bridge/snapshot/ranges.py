@@ -111,6 +111,7 @@ class RangeReader:
         return len(self.others) + 1
 
     def _do_without(self, why: str) -> None:
+        """Read with fewer connections, and try to open more after RETRY_S."""
         self._open_at = time.monotonic() + RETRY_S
         logger.warning(
             "fewer connections than snapshot.workers read rows",

@@ -182,6 +182,7 @@ class Primary:
         return found
 
     def _warn_of_slot(self, slot: Slot) -> None:
+        """Warn of a slot that decodes two-phase against the settings, or is not a failover slot."""
         if slot.two_phase and not self._settings.two_phase:
             logger.warning(
                 "the slot decodes two-phase: set source.two_phase to true", slot=self._settings.slot

@@ -348,6 +348,7 @@ class ReplicationConnection:
             self._gathering = None
 
     def _ended(self) -> SlotbridgeError:
+        """Return the error with which the server ended the stream."""
         self._end_gathering()
         result = self._conn.get_result()
         if result is None or not result.error_message:

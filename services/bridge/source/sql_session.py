@@ -84,6 +84,7 @@ def connect_again(conninfo: str, streamed_from: Server, slot: str, former_pid: i
 
 
 def _await_end(connection: Session, pid: int) -> None:
+    """Wait until the server has ended the session `pid`, at most _GOING_S."""
     deadline = time.monotonic() + _GOING_S
     while time.monotonic() < deadline:
         row = connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone()

@@ -139,6 +139,7 @@ class SequenceWitness:
         witness_sequences.forget_position(connection, self._slot)
 
     def _not_permitted(self, message: str) -> SetupError:
+        """Return the error of a role that can't make or use the sequence, with what to grant."""
         schema = witness_sequences.SCHEMA
         return SetupError(
             message,

@@ -193,6 +193,7 @@ def _chunks(frames: bytearray) -> Iterator[bytes]:
 
 
 def _refused(error: OSError, folder: Path) -> SlotbridgeError:
+    """Return our error for one of the spool's file system."""
     if error.errno in ERRNOS:
         return no_descriptors("spool a transaction in progress")
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -44,6 +44,7 @@ def lacking(view: View, chosen: Node) -> int | None:
 
 
 def has_received_all(node: Node) -> bool:
+    """Tell whether the node is known to have all that its upstream had written."""
     replication = node.state.replication if node.state is not None else None
     return (
         replication is not None

@@ -256,6 +256,7 @@ def _resumption(facts: Facts, standby: Node, state: NodeState) -> Remedy:
 
 
 def _must_be_on(standby: Node, state: NodeState, setting: str) -> Seen:
+    """Return whether a setting is on at a standby, with the remedy that sets it."""
     value = state.setting(setting)
     return Seen(
         standby.name,

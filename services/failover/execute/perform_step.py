@@ -370,6 +370,7 @@ def _run_together(connection: Connection, sql: tuple[str, ...]) -> None:
 
 
 def _late(step: Step, deadline_s: float, progress: str) -> Retryable:
+    """Return the error of a step that was not reached in time; `progress`: what it waits for."""
     detail = f" ({progress})" if progress else ""
     whose = "the bridge" if step.action is Action.BRIDGE else step.server
     whose = "each consumer that is behind" if step.slots else whose

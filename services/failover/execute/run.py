@@ -403,6 +403,7 @@ def _given_up(name: str, error: SlotbridgeError) -> Blocker:
 
 
 def _as_ours(error: BaseException) -> SlotbridgeError:
+    """Return any error as one of ours; one that is not ours is a bug."""
     if isinstance(error, SlotbridgeError):
         return error
     if not isinstance(error, KeyboardInterrupt):

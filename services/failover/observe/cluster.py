@@ -228,6 +228,7 @@ class Cluster:
         return replace(view, nodes=tuple(nodes), subscribers=subscribers), problems
 
     def _with_elsewhere(self, subscriber: Subscriber) -> Subscriber:
+        """Add to a subscriber the subscriptions in its server's other databases."""
         if subscriber.reach is not Reach.ANSWERS:
             return subscriber
         with contextlib.suppress(Unreachable, SlotbridgeError):

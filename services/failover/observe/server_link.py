@@ -160,6 +160,7 @@ class ServerLink:
             raise Unreachable(Reach.SILENT, _first_line(error)) from error
 
     def _held_up(self, waited_s: float, holder: Holder | None) -> Retryable:
+        """Return the error of a lock that was not granted, with who holds it and what to do."""
         who = f"held by {holder}" if holder is not None else "who holds it was not seen"
         remedy = holder.remedy if holder is not None else f"see pg_locks on {self.name}"
         return Retryable(

@@ -117,6 +117,7 @@ def _cascades(draft: Draft, node: Node, primary: str) -> bool:
 
 
 def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Blocker]:
+    """Return what is left of a node that must be rebuilt, which nobody has asked for."""
     if node.fenced:
         reason = "the node is fenced and still runs, on the old timeline"
     elif diverged:

@@ -316,6 +316,8 @@ class Watch:
         self._publish(replace(self.snapshot, counts=counts))
 
     def _repoint(self, view: View, journal: Journal, lock: Lock) -> Result:
+        """Carry out a repointing; another replica's Lease interrupts it between two steps."""
+
         def hold(observed: View) -> None:
             lock.hold(observed)
             if elsewhere := self._elsewhere():

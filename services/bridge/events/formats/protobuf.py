@@ -333,6 +333,7 @@ def _decimal_constants(schema: Schema) -> tuple[int, int] | None:
 
 
 def _decimal(schema: Schema) -> Convert:
+    """Return what makes a decimal's message: unscaled bytes, precision and scale."""
     precision, scale = _decimal_constants(schema) or (0, 0)
     return lambda document: {
         "value": b64decode(document),
@@ -349,6 +350,7 @@ def _items(items: Schema) -> Convert:
 
 
 def _entries(schema: Schema) -> Convert:
+    """Return what makes a map's message: a list of pairs."""
     keys, values = _converter(schema["keys"]), _converter(schema["values"])
 
     def entries(document: Any) -> Any:

@@ -347,6 +347,7 @@ def _name_unknown(error: SettingsError, text: str, columns: Sequence[str]) -> No
 
 
 def _wrong(text: str, key: str, table: str, reason: str) -> SettingsError:
+    """Return the error of an expression, with a hint where it compares numbers of two types."""
     of_table = f" for {table}" if table else ""
     hint = f"correct {key}: docs/guides/shaping.md has the types of columns in expressions"
     if "no matching overload" in reason:

@@ -150,6 +150,7 @@ def _value(expression: Expression, result: Result, row: Row) -> Value:
 
 
 def _hidden_column(expression: Expression, relation: Relation, column: str) -> SettingsError:
+    """Return the error of an expression that needs an old value outside of the identity."""
     error = expression.wrong(
         f"it uses {column}, whose old value updates and deletes do not tell with the table's "
         "replica identity"

@@ -154,6 +154,8 @@ def _changing(
 def _asking(
     subscriber: Subscriber, subscription: Subscription, holds: Callable[[Subscription], bool]
 ) -> Callable[[View], bool]:
+    """Return a condition of a view: the subscription is there, and `holds` is true of it."""
+
     def ask(view: View) -> bool:
         found = view.subscription(subscriber.name, subscription.name)
         return found is not None and holds(found)

@@ -89,6 +89,7 @@ class LeaseApi:
         return document
 
     def _opener(self) -> urllib.request.OpenerDirector:
+        """Return what opens the API server's URLs, with the cluster's certificate authority."""
         certificate = self._account / "ca.crt"
         if not self._collection.startswith("https:"):
             return urllib.request.build_opener(*_OPENER_HANDLERS)

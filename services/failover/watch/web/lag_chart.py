@@ -111,6 +111,7 @@ def _axes(points: Sequence[Point], ceiling: int) -> list[Element]:
 
 
 def _entry(number: int, name: str, lag: int | None) -> Element:
+    """Return a server's item in the chart's legend: colour, name, present lag."""
     swatch = el(
         "svg",
         el("path", d="M0 5 H22", class_=f"curve c{number}"),

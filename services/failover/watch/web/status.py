@@ -85,6 +85,7 @@ def plan_of(view: View, request: Request) -> dict[str, Any]:
 
 
 def _node(node: Node) -> dict[str, Any]:
+    """Return a node as JSON of the status page."""
     state = node.state
     position = position_of(node)
     return {

@@ -126,6 +126,7 @@ def _of_node(view: View, node: Node, depth: int, parent: int | None) -> Box:
 def _of_subscription(
     where: Subscriber, subscription: Subscription, depth: int, parent: int | None
 ) -> Box:
+    """Return a subscription's box: whether it is connected, its position and slot."""
     lsn = (
         format_lsn(subscription.remote_lsn)
         if subscription.remote_lsn is not None
