@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("slotbridge", "schemas", "services", "spark_consumers")
 WORDS_MIN = 4
+LINES_MAX = 10
 FORBIDDEN = {
     r"(?<!there )\b(is|are|was|were) no\b(?! longer| more| later| older)": "write `is not a …`",
     r"\bso (much|long|many)\b(?! that| as)": "name the amount or the constant",
@@ -55,6 +56,23 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.body[0].lineno, text
 
 
+def undocumented(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the functions of more than LINES_MAX lines that do not say what they do.
+
+    A body of one statement, a nested function (its factory says it) and a check, whose decorator
+    has a title, need no docstring.
+    """
+    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef)]
+    for node in (node for scope in scopes for node in scope.body):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) == 1:
+            continue
+        decorators = {ast.unparse(one).partition("(")[0] for one in node.decorator_list}
+        if "check" in decorators or node.name[:2] == "__" or ast.get_docstring(node) is not None:
+            continue
+        if (node.end_lineno or 0) - node.lineno >= LINES_MAX:
+            yield node.lineno, node.name
+
+
 def helps(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the HELP texts of metrics, and the `help` of options."""
     for node in ast.walk(tree):
@@ -87,6 +105,10 @@ def wrong(source: str) -> list[str]:
             found.append(f"line {line}: a docstring needs subject, verb and object: {text!r}")
         if PRONOUN.match(text) or UNNAMED.match(text):
             found.append(f"line {line}: a docstring names its subject: {text[:60]!r}")
+    found += [
+        f"line {line}: {name} has more than {LINES_MAX} lines: say what it does in a docstring"
+        for line, name in undocumented(tree)
+    ]
     for line, text in helps(tree):
         if PRONOUN.match(text) or len(text.split()) < 3:
             found.append(f"line {line}: a help text stands alone: {text!r}")
@@ -110,6 +132,9 @@ def test_each_pattern_is_found() -> None:
     assert wrong('Gauge("slotfailover_timeline", "Its timeline.")')
     assert wrong('x = f"{name} is no node"')
     assert wrong('GaugeMetricFamily("n", "In a row.", value=1)')
+    body = "    x = 1\n" * LINES_MAX
+    assert wrong(f"def f():\n{body}")
+    assert not wrong(f"@check('name', title='it is on')\ndef f():\n{body}")
     assert not wrong('x = f"there is no slot {name}"\ny = "it is no longer there"')
 
 
