@@ -143,7 +143,7 @@ class _Blame:
             log.warning("versions may be missing", table=name, why=incomplete.text())
 
     def _shapes(self, name: str, upto_lsn: int) -> list[Shape]:
-        """Return the shapes of the table, without those of former tables of its name."""
+        """Return the table's shapes, without those of former tables of its name. Raise if none."""
         log_of_shapes = ShapeLog(self._kafka, self._topics, self._naming, name.__eq__)
         try:
             expect_noted_ids(log_of_shapes.tail, self._ledger, self._spark)

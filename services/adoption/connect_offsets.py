@@ -105,7 +105,7 @@ class ConnectOffsets:
         return next(((one, had) for one, had in offsets.items() if self._is_ours(one)), None)
 
     def _in_topic(self) -> tuple[bytes, bytes | None] | None:
-        """Return the connector's last record in the offsets topic, None if it has none."""
+        """Return the connector's last record in the topic, None without. Raise OperatorNeeded."""
         topic, found = self._connector.offsets_topic, None
         with TopicReader(self._kafka, topic) as reader:
             partitions = reader.partitions()

@@ -93,7 +93,7 @@ class Release:
         return lsn
 
     def _last(self) -> ProgressRecord:
-        """Fence, end what hangs, and return the last record, about which all agree."""
+        """Fence, end what hangs, and return the last record. Raise OperatorNeeded without one."""
         self._check.before_fencing()
         slot = self._source.slot
         producer = TransactionalProducer(

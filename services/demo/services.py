@@ -104,7 +104,7 @@ class Services:
         return self._ask("slotbridge", "snapshot", "status", "--json")[0] == 0
 
     def fail_over(self) -> dict[str, Any]:
-        """Run `slotfailover failover --yes`; return its report."""
+        """Run `slotfailover failover --yes`; return its report. Raise where it fails."""
         code, report = self._ask("slotfailover", "failover", "--yes", "--json")
         if code != 0:
             raise SlotbridgeError(

@@ -140,7 +140,7 @@ class Audit:
         return audited
 
     def _cut(self, cuts: Cuts, taken: SourceSnapshot) -> EpochRecord | None:
-        """Ask `slottables run` for an epoch that ends at the snapshot; None if it is beyond."""
+        """Ask `run` for an epoch that ends at the snapshot; None if beyond. Raise SettingsError."""
         audit = uuid.uuid4().hex[:12]
         last = cuts.last_epoch()
         if last is None:

@@ -146,7 +146,7 @@ class SourceScan:
         self._each(read)
 
     def _each(self, read: Callable[[sql.Composable], None]) -> None:
-        """Call `read` with the condition of one range of pages after the other, at the pace."""
+        """Call `read` with the condition of each range of pages, at the pace; raise at a stop."""
         for condition, done in self._ranges():
             began = time.monotonic()
             self._apart(functools.partial(read, condition))

@@ -229,7 +229,7 @@ class Rebuilds:
         *,
         whole: bool = False,
     ) -> RebuildNote:
-        """Begin a rebuild: note where it starts, and make the branch that it fills."""
+        """Begin a rebuild: note its start, make its branch. Raise Retryable if overtaken."""
         table = catalog.load_known(self._spark, state.identifier, state.sealed)
         rebuild = note_of(catalog.properties(table)).rebuild
         if rebuild is None:

@@ -208,7 +208,7 @@ class Stream:
             self._metrics.read_to(self._read_to)
 
     def _take(self, records: DataFrame, number: int) -> int:
-        """Take in the records of a micro-batch; returns the offset where it ends."""
+        """Take in a micro-batch; return where it ends. Raise where another program took it."""
         with self._working:
             self._require_going_on()
             end = self._checkpoint.end(number)

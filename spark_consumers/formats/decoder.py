@@ -50,7 +50,7 @@ class Decoder:
             return None if key is None else _unreadable(key, why), _unreadable(value, why)
 
     def _json(self, data: bytes) -> bytes:
-        """Return the JSON of a key or value, whatever format it begins with."""
+        """Return the JSON of a key or value in any format. Raise UnreadableRecord."""
         if data[:1] != wire.MAGIC:
             return data
         schema_id = wire.schema_id(data)

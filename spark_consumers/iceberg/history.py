@@ -89,7 +89,7 @@ def _same_key(layout: Layout) -> str:
 def _without_restated(
     layout: Layout, rows: DataFrame, table: DataFrame, truncates: Sequence[Truncate]
 ) -> DataFrame:
-    """Leave out the rows of a snapshot that say what their key's version says: they begin none.
+    """Leave out a snapshot's rows that are equal to the version of their key: they begin none.
 
     That version is of the event before, or the one in the table, and no truncate has ended it.
     """

@@ -244,7 +244,7 @@ class KeyIndex:
         log.info("the key index was made from the table", table=name, rows=self._rows())
 
     def _add(self, table: Any, paths: list[str]) -> None:
-        """Read the keys of data files into new segments."""
+        """Read the keys of data files into new segments. Raise UnknownFilesError."""
         first = len(self._paths)
         if first + len(paths) > search.FILES_MAX:
             raise UnknownFilesError("the table has had too many files")

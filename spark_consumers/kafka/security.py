@@ -118,7 +118,7 @@ def _pem(client_options: Mapping[str, str], prefix: str) -> str:
 
 
 def _pkcs8(key: str) -> str:
-    """Return a private key that Java can read; it knows PKCS #8 alone."""
+    """Return the private key. Raise SetupError unless it is PKCS #8, all that Java knows."""
     if "BEGIN PRIVATE KEY" in key or "BEGIN ENCRYPTED PRIVATE KEY" in key:
         return key
     raise _refusal(

@@ -171,7 +171,10 @@ class TransactionTopic:
                 yield end
 
     def _end(self, row: Row) -> EndEvent | None:
-        """Return the END in a row of the topic; None, with a warning, for another record."""
+        """Return the END in a row of the topic; None, with a warning, for another record.
+
+        Raise SetupError where the topic has several partitions.
+        """
         if row.partition != 0:
             raise self._order_lost(row.partition + 1)
         collections = [tuple(found) for found in row.data_collections or ()]

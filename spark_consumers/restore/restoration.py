@@ -265,7 +265,10 @@ class _Restoring:
         return found
 
     def _table(self, epoch: EpochRecord, name: str, state: State | None) -> _Table:
-        """Return a table as of the epoch: snapshot, layout, row count, and what it lacks."""
+        """Return a table as of the epoch: snapshot, layout, row count, and what it lacks.
+
+        Raise OperatorNeeded where the table or its snapshot is gone.
+        """
         if state is None:
             raise OperatorNeeded(
                 "the Iceberg table is not there",

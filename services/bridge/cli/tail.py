@@ -87,7 +87,10 @@ def _assign(
 
 
 def _partitions(consumer: Consumer, prefix: str, wanted: frozenset[str]) -> set[tuple[str, int]]:
-    """Return the partitions of the wanted topics; of all topics of events, if none is named."""
+    """Return the partitions of the wanted topics; of all topics of events, if none is named.
+
+    Raise OperatorNeeded for a topic that does not exist.
+    """
     try:
         there = consumer.list_topics(timeout=REQUEST_TIMEOUT_S).topics
     except KafkaException as error:

@@ -171,7 +171,7 @@ def _refused(error: psycopg.Error, slot: str) -> Exception:
 
 
 def _in_kafka(topics: Topics, slot: str) -> list[Removal]:
-    """Return the removals of the prefix's topics, that of the progress topic last.
+    """Return the removals of the prefix's topics, the progress topic last. Raise OperatorNeeded.
 
     Topics that settings route tables to stay: they may be others' as well.
     """

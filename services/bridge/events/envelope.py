@@ -321,7 +321,7 @@ class Envelope:
     def _removal(
         self, table: Table, old: Row, headers: Headers | None, lsn: int, seq: int
     ) -> list[Event]:
-        """Return the event of a row that is gone, and its tombstone."""
+        """Return the events of a row that is gone. Raise BadInput where a flat row has no key."""
         key = table.key(old)
         if table.fields is not None and not table.fields.rewrites:
             if key.data is None:

@@ -184,7 +184,7 @@ class Relations:
         before: SchemaEvent | None,
         after: Sequence[Column],
     ) -> MissingValues:
-        """Return what is certain of the rows that were there; log where the operator must act."""
+        """Return what a changed shape says of older rows; log where an operator must act."""
         if before is not None and plan.placed_otherwise(before.after, after):
             logger.warning(
                 "a table's key, or the columns of its rows, have changed: its rows may go to other "

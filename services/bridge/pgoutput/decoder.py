@@ -347,7 +347,7 @@ def _rollback_prepared(data: bytes) -> RollbackPrepared:
 
 
 def _tuple(data: bytes, pos: int, relation: Relation) -> tuple[Row, int]:
-    """Return a row's values and the position after it; check bounds by index and at the end."""
+    """Return a row's values and the position after it. Raise DecodeError out of bounds."""
     count = int.from_bytes(data[pos : pos + 2])
     if count != len(relation.columns):
         raise DecodeError(

@@ -214,7 +214,10 @@ def _require_changeable(
 def _set_identities(
     publication: str, present: Identities, identities_wanted: Mapping[TableName, str]
 ) -> dict[TableName, ReplicaIdentity]:
-    """Return the identities that change, by their own table: of partitions, one for each."""
+    """Return the identities that change, by their own table: of partitions, one for each.
+
+    Raise SetupError where a table has no such key or index.
+    """
     found = {}
     for table, kind in identities_wanted.items():
         for one in present[table]:

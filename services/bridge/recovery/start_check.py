@@ -207,7 +207,7 @@ class StartCheck:
         return self._commits[timeline, lsn]
 
     def _read_wal(self, start: int, stop: int, timeline: int) -> bytes:
-        """Read WAL by a connection of its own, which is closed before the slot is streamed from."""
+        """Read WAL by a connection of its own. Raise Retryable where another server answers."""
         server = self._primary.server
         own = ReplicationConnection(
             self._primary.conninfo,

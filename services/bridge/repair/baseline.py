@@ -186,7 +186,7 @@ class Baseline:
         )
 
     def make(self, *, two_phase: bool, wal_sender_timeout_ms: int, deadline_s: float) -> None:
-        """Recreate the slot, and keep its exported database snapshot."""
+        """Recreate the slot, and keep its snapshot. Raise Retryable if another server answers."""
         with self._statement("drop the slot"):
             if slots.read_slot(self._now, self._slot) is not None:
                 self._now.execute("SELECT pg_drop_replication_slot(%s)", [self._slot])

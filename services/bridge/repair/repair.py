@@ -236,7 +236,7 @@ class Repair:
         reach("recover slot made")
 
     def _secure(self) -> None:
-        """Wait until no failover can take back what was read."""
+        """Wait until no failover can take back what was read. Raise Retryable at the deadline."""
         reader = SnapshotReader(
             self._primary.conninfo,
             self._source.publication,

@@ -122,7 +122,7 @@ def _require_used(storage: ObjectStorage, accepted: Acceptance) -> None:
 
 
 def _claimed(storage: ObjectStorage) -> str | None:
-    """Return the id that a storage has by now; None where it can't be read."""
+    """Return the id that a storage has by now, None if that can't be read. Raise Retryable."""
     try:
         storage.claim(str(uuid.uuid4()))
         found = storage.identify()

@@ -82,7 +82,7 @@ class TopicCreation:
         return None
 
     def _await_leader(self, name: str) -> TopicMetadata:
-        """Wait until the broker's metadata has a new topic, which takes a moment, with a leader."""
+        """Wait until the metadata has a new topic with a leader. Raise Retryable after a while."""
         deadline, attempt_s = time.monotonic() + REQUEST_TIMEOUT_S, _ATTEMPT_S
         while time.monotonic() < deadline:
             try:

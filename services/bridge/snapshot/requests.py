@@ -160,7 +160,7 @@ def requests(
 
 
 def _conditions_by_table(signal: Signal, kind: str) -> dict[str, str]:
-    """Return the tables that a signal names, each with its condition or ""."""
+    """Return the tables that a signal names, each with its condition or "". Raise BadSignal."""
     data = json.loads(signal.data or "{}")
     tables = data.get("data-collections") or []
     where = dict(_conditions(data))

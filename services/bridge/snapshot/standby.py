@@ -109,7 +109,7 @@ class Standby(RowReader):
         return state.replayed
 
     def _state(self) -> StandbyState | None:
-        """Return its state, which lets rows be read; None: not a standby."""
+        """Return the standby's state; None: not a standby. Raise NotNow without a connection."""
         if time.monotonic() < self._look_at:
             return None
         if not (self.connected or self._closed):

@@ -282,7 +282,7 @@ class ReplicationConnection:
             raise self._lost(str(error)) from error
 
     def _gather(self, messages: Messages) -> tuple[int, bytes, int]:
-        """Append the messages that have arrived to `messages`, by C where it is compiled."""
+        """Append the messages that have arrived to `messages`, in C if built. Raise Retryable."""
         connection = address(self._conn)
         if compiled.engine is not None and GET_COPY_DATA and connection:
             found: tuple[int, bytes, int] = compiled.engine.messages.gather(

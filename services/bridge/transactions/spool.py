@@ -136,7 +136,7 @@ class Spool:
         self._lock.close()
 
     def _write(self, xid: int) -> None:
-        """Move a transaction's frames from memory to its file."""
+        """Move a transaction's frames from memory to its file. Raise SpoolFull beyond the limit."""
         held = self._held.pop(xid)
         self._held_bytes -= len(held)
         written = 0

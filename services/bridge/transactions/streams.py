@@ -140,7 +140,10 @@ class Streams:
         self._arrived.setdefault(xid, {})
 
     def _abort(self, xid: int, subxid: int, lsn: int) -> None:
-        """Forget a rolled-back transaction, or leave out a subtransaction when it is replayed."""
+        """Forget a rolled-back transaction, or leave out a subtransaction when it is replayed.
+
+        Raise MessageUnclear where a logical message may have been the subtransaction's.
+        """
         if subxid == xid:
             self._forget(xid)
         elif xid in self._with_messages:

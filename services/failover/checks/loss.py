@@ -197,7 +197,7 @@ def _began(node: Node) -> int | None:
 
 
 def _against_sighting(view: View, chosen: Node) -> list[Loss]:
-    """Return the loss if `chosen` lags the primary's last known position by more than allowed."""
+    """Return the loss if `chosen` is older than the primary's last known timeline or position."""
     seen, mine = view.sighting, chosen.known_state.server.timeline
     if seen is not None and seen.timeline > mine:
         return [

@@ -332,7 +332,7 @@ def _promote(
     deadline: float,
     interruption: Interruption,
 ) -> None:
-    """Promote; signals are ignored from the order until the node is a primary."""
+    """Promote; ignore signals until the node is a primary. Raise Retryable at `deadline`."""
 
     def ordered() -> None:
         interruption.check()

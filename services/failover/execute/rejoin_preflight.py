@@ -219,7 +219,10 @@ def _require_replication(step: Step, source: Conninfo) -> None:
 
 
 def _replication(step: Step, cluster: Cluster, folder: DataFolder, primary: _Primary) -> Conninfo:
-    """Return the role, password and certificates that the standby will connect with."""
+    """Return the role, password and certificates that the standby will connect with.
+
+    Raise SettingsError where the role is unknown.
+    """
     if primary.upstream:  # how the other node streamed, whose name this one may not have
         given = parse_conninfo(primary.upstream, subject="primary_conninfo")
         return Conninfo(tuple(pair for pair in given.pairs if pair[0] != "application_name"))

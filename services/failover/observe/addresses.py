@@ -28,7 +28,10 @@ class NodeAddress:
 
 
 def address_of(conninfo: Conninfo, advertised: tuple[str, ...], name: str) -> NodeAddress:
-    """Return the address by which subscribers reach a node, and all its names in the settings."""
+    """Return the address by which subscribers reach a node, and all its names in the settings.
+
+    Raise SettingsError for an advertised address that is not one.
+    """
     known = frozenset(end for names in conninfo.endpoints for end in names)
     if not advertised:
         address = conninfo.address

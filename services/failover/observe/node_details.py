@@ -35,7 +35,7 @@ def may_look(connection: Connection) -> bool:
 
 
 def look(connection: Connection, name: str) -> tuple[NodeDetails, SettingValue | None]:
-    """Return the node's details, and primary_conninfo where it is set."""
+    """Return the node's details, and primary_conninfo if set. Raise SetupError without rights."""
     if not may_look(connection):
         raise SetupError(
             "our role may not see the settings and activity of others, so nothing can be judged",

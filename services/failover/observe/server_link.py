@@ -107,7 +107,7 @@ class ServerLink:
         self._connection = None
 
     def _answer(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
-        """Ask by the kept connection, and by a new one if that was lost."""
+        """Ask by the kept connection, by a new one if that was lost. Raise Unreachable."""
         if self._silent is not None and time.monotonic() < self._silent[0]:
             raise self._silent[1]
         kept = self._connection is not None

@@ -111,7 +111,7 @@ def _feeder(view: View, subscription: Subscription) -> Node | None:
 
 
 def attach(draft: Draft, name: str) -> Plan:
-    """Add the steps for the standbys of the primary of that name."""
+    """Add the steps for the primary's standbys: attach, reconnect and label them."""
     left = attach_standbys(draft, name)
     for other in draft.view.nodes:
         if other.state is not None and other.state.cut:

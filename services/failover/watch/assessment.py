@@ -62,7 +62,7 @@ class Assessment:
 
 
 def assess(view: View, request: Request) -> Assessment:
-    """Judge one observation: the steps of a repoint, and the reasons that forbid it."""
+    """Judge one observation: the steps of a repoint, what forbids it, who is silent."""
     silent = tuple(node.name for node in view.nodes if node.reach is Reach.SILENT)
     partial = _partial(view)
     try:

@@ -103,7 +103,7 @@ class RowRules:
         return Insert(change.relation, [*new, *self._values(new)]) if fits else None
 
     def _fits_old(self, change: Update | Delete) -> bool:
-        """Tell whether the old row fits; where there is none, that is not judged."""
+        """Tell whether the old row, if any, fits. Raise ExpressionFailed if that is hidden."""
         old = change.old
         for expression in self._filters if change.old_kind != "O" else ():
             if change.relation.replica_identity == "f" or (
@@ -133,7 +133,10 @@ class RowRules:
 
 
 def _value(expression: Expression, result: Result, row: Row) -> Value:
-    """Return a computed column's value; UNCHANGED if it is made of unchanged values alone."""
+    """Return a computed column's value; UNCHANGED if it is made of unchanged values alone.
+
+    Raise ExpressionFailed where a value that it needs is not in the WAL, or does not fit its type.
+    """
     lacking = [row[index] is UNCHANGED for index in expression.uses]
     if any(lacking):
         if all(lacking) and result.type_oid in _PLACEHOLDERS:

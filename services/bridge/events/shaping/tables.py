@@ -329,7 +329,10 @@ def _masked(column: RelationColumn, masks: Mapping[str, MaskSettings]) -> Relati
 def _with_computed(
     relation: Relation, kept: tuple[int, ...], computed: tuple[RelationColumn, ...]
 ) -> tuple[Relation, tuple[int, ...]]:
-    """Return the relation with computed columns behind its own, and all that is published."""
+    """Return the relation with computed columns behind its own, and all that is published.
+
+    Raise SettingsError where a computed column has the name of one of its own.
+    """
     names = {relation.columns[index].name for index in kept}
     if taken := names & {column.name for column in computed}:
         raise _wrong(

@@ -64,7 +64,7 @@ class LeaseApi:
         return Lease.of(document)
 
     def _ask(self, method: str, url: str, body: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the answer's document, None for 404."""
+        """Return the answer's document, None for 404. Raise Conflict or Unanswered."""
         request = urllib.request.Request(  # noqa: S310 - the pod's own API server
             url,
             data=None if body is None else json.dumps(body).encode(),
