@@ -254,7 +254,7 @@ class TablesSettings(_Part):
         return FILE_IO["hdfs" if self.warehouse_folder else self.warehouse.partition(":")[0]]
 
     def follows(self, name: str, naming: Naming) -> bool:
-        """Whether there is an Iceberg table of the source table `name` (`schema.table`)."""
+        """Tell whether there is an Iceberg table of the source table `name` (`schema.table`)."""
         return name in self.tables if self.tables else naming.publishes(*schema_and_table(name))
 
     @model_validator(mode="after")

@@ -170,9 +170,9 @@ def open_session(
 
 @contextlib.contextmanager
 def names_as_meant(session: Session) -> Iterator[None]:
-    """In a transaction, find names in a user's SQL as a session of the user would.
+    """Set the user's search_path for a transaction, so that names in the user's SQL are found.
 
-    But pg_catalog's before all others. Our own SQL beside it names its operators in full.
+    pg_catalog comes before it. Our own SQL in the transaction names its operators in full.
     """
     path = "SELECT pg_catalog.set_config('search_path', %s, true)"
     session.execute(path, [", ".join(filter(None, ("pg_catalog", session.search_path)))])

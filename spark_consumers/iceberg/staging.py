@@ -129,7 +129,7 @@ class Staging:
 
     @contextlib.contextmanager
     def writing_part(self) -> Iterator[None]:
-        """As `writing`; let snapshots tell that a rebuild has written them, and no epoch."""
+        """Write as in `writing`, and mark the snapshots as a rebuild's, which are of no epoch."""
         for name in (catalog.EPOCH, catalog.COMMIT_LSN):
             self._spark.conf.unset(catalog.SUMMARY_OPTION + name)
         with self._options({catalog.SUMMARY_OPTION + catalog.REBUILD: "part"}), self.writing():

@@ -162,7 +162,7 @@ class KeyIndex:
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
-        """Where the index can't be, remove it, and tell why with UnknownFilesError until RETRY_S.
+        """Remove an index that can't be kept. Raise UnknownFilesError with the cause until RETRY_S.
 
         An index that another program has is left alone.
         """

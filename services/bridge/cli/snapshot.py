@@ -192,7 +192,7 @@ def _signal(config: Path, kind: str, data: dict[str, object]) -> None:
 
 
 def print_tables(found: list[SnapshotProgress], states: list[str], mode: str) -> None:
-    """One line a table."""
+    """Print one line for each table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -148,7 +148,7 @@ class Relations:
         return ""
 
     def _is_gone(self, oid: int, owner: tuple[str, str]) -> bool:
-        """Whether a topic's owner was dropped, or is the table `oid` under its former name."""
+        """Tell whether a topic's owner was dropped, or is the table `oid` under its former name."""
         return self._primary.table_oid(*owner) in (0, oid)
 
     def _note_names(self) -> None:

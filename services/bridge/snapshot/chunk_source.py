@@ -269,7 +269,7 @@ class ChunkSource:
         return None
 
     def _is_in_order(self, standby: Standby, table: TableProgress) -> bool:
-        """Whether the standby orders the table's rows as the primary; where not, tell so once."""
+        """Tell whether the standby orders the table's rows as the primary; log once if not."""
         given = (table.shape, table.where)
         here = self._reader.order_versions(*given)
         found = order_difference(here, standby.order_versions(*given))

@@ -73,7 +73,7 @@ class Beginning(NamedTuple):
         return RowsBefore(self.sight, self.files.get(shape.relation.oid, 0))
 
     def covers(self, shape: TableShape, place: Place | None) -> bool:
-        """Whether all rows of the table come as changes: it was made after the slot.
+        """Tell whether all rows of the table come as changes: it was made after the slot.
 
         With its first file alone: rows that SET LOGGED or a rewrite brings are not decoded.
         """

@@ -233,7 +233,7 @@ def plan(
 
 
 def goes_on(found: SnapshotPlan, last: SnapshotProgress | None) -> bool:
-    """Whether Kafka has rows of the snapshot that `found` plans; `last`: its last progress.
+    """Tell whether Kafka has rows of the snapshot that `found` plans; `last`: its last progress.
 
     A snapshot has ended where no table waited: what is read later is another one.
     """
@@ -274,7 +274,7 @@ def request_of(request: SnapshotRequest, owner: Owner) -> SnapshotRequest | None
 
 
 def has(owner: Owner, timeline: int, lsn: int) -> bool:
-    """Whether the present timeline contains `lsn` of `timeline`."""
+    """Tell whether the present timeline contains `lsn` of `timeline`."""
     if timeline == owner.timeline:
         return True
     left = (owner.history or {}).get(timeline)
@@ -288,7 +288,7 @@ def beginning_for(owner: Owner, records: Iterable[SlotBeginning]) -> Beginning |
 
 
 def counts(before: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
-    """Whether rows that `before` counts are those of the table as it is now."""
+    """Tell whether rows that `before` counts are those of the table as it is now."""
     if before.oid != shape.relation.oid or not owner.since_lsn <= before.commit_lsn < owner.end_lsn:
         return False
     if before.timeline != owner.timeline:
@@ -299,13 +299,13 @@ def counts(before: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
 
 
 def shows_undone(before: SnapshotProgress, owner: Owner) -> bool:
-    """Whether rows that are in Kafka may show commits that the present timeline never had."""
+    """Tell whether rows that are in Kafka may show commits that the present timeline never had."""
     left = (owner.history or {}).get(before.timeline)
     return left is not None and before.commit_lsn < left < before.seen_lsn
 
 
 def covered(shape: TableShape, apart: Apart, settings: SnapshotSettings) -> bool:
-    """Whether all rows of a table come as changes."""
+    """Tell whether all rows of a table come as changes."""
     place = apart.places.get(shape.relation.oid)
     return settings.reads_without_key and apart.beginning.covers(shape, place)
 

@@ -135,7 +135,7 @@ class SnapshotReader(RowReader):
         return int(row[0])
 
     def has_standbys_up_to(self, lsn: int) -> bool:
-        """Whether each standby of synchronized_standby_slots has flushed the WAL up to `lsn`.
+        """Tell whether each standby of synchronized_standby_slots has flushed the WAL up to `lsn`.
 
         Source: slot.c, StandbySlotsHaveCaughtup.
         """

@@ -197,7 +197,7 @@ def key_of(request: SnapshotRequest) -> SnapshotRequestKey:
 
 
 def is_request(key: bytes | str | None) -> bool:
-    """Whether a record of `<prefix>.snapshot` with this key is a request."""
+    """Tell whether a record of `<prefix>.snapshot` with this key is a request."""
     return b'"request":' in (key.encode() if isinstance(key, str) else key or b"")
 
 
@@ -208,12 +208,12 @@ def position_event(prefix: str, position: SignalPosition) -> Event:
 
 
 def is_position(key: bytes | str | None) -> bool:
-    """Whether a record of `<prefix>.snapshot` with this key is a SignalPosition."""
+    """Tell whether a record of `<prefix>.snapshot` with this key is a SignalPosition."""
     return b'"signals":' in (key.encode() if isinstance(key, str) else key or b"")
 
 
 def is_progress(key: bytes | str | None) -> bool:
-    """Whether a record of `<prefix>.snapshot` with this key is a SnapshotProgress."""
+    """Tell whether a record of `<prefix>.snapshot` with this key is a SnapshotProgress."""
     return b'"table":' in (key.encode() if isinstance(key, str) else key or b"")
 
 

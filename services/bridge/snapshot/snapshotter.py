@@ -316,7 +316,7 @@ class Snapshotter:
         return filled
 
     def _is_published(self, found: SnapshotPlan) -> bool:
-        """Whether Kafka knows how many tables wait, and which are refused, as of now."""
+        """Tell whether Kafka knows how many tables wait, and which are refused, as of now."""
         last = self._last
         return last is None or (last.waiting, last.refused) == (found.waiting, found.refused)
 

@@ -35,7 +35,7 @@ _OPERATION: Final = "read rows from a standby"
 
 
 def is_database_of(found: Server, known: Server) -> bool:
-    """Whether a server has the database of another one, as its standby has."""
+    """Tell whether a server has the database of another one, as its standby has."""
     identity = (found.system_identifier, found.database)
     return identity == (known.system_identifier, known.database)
 

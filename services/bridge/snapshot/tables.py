@@ -120,7 +120,7 @@ def shape_difference(planned: TableShape, seen: TableShape | None) -> str:
 
 
 def filtered(shape: TableShape, where: str) -> bool:
-    """Whether only some rows of the table are wanted."""
+    """Tell whether only some rows of the table are wanted."""
     return bool(shape.row_filter or where)
 
 

@@ -26,7 +26,7 @@ class Sight(NamedTuple):
     running: frozenset[int]
 
     def sees(self, xid: int) -> bool:
-        """Whether the snapshot sees the committed transaction `xid` (without epoch)."""
+        """Tell whether the snapshot sees the committed transaction `xid` (without epoch)."""
         full = with_epoch(xid, self.xmax)
         return full < self.xmin or (full < self.xmax and full not in self.running)
 
@@ -44,7 +44,7 @@ def parse_sight(text: str) -> Sight:
 
 
 def with_epoch(xid: int, near: int) -> int:
-    """`xid`, of 32 bits, with the epoch that brings it nearest to `near`, which has one."""
+    """Return the 32-bit `xid` with the epoch that brings it nearest to `near`, which has one."""
     ahead = (xid - near) % _XIDS
     return near + ahead - (_XIDS if ahead >= _XIDS // 2 else 0)
 
@@ -68,7 +68,7 @@ class PublishedXids:
         self._xids.discard(0)
 
     def seen_by(self, sight: Sight) -> bool:
-        """Whether `sight` sees all that was published; those that it sees are forgotten.
+        """Tell whether `sight` sees all that was published; those that it sees are forgotten.
 
         Of transactions before `floor` it is not known which were published: all must have ended.
         """

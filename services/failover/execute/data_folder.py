@@ -145,7 +145,7 @@ class DataFolder:
         return found
 
     def is_off(self) -> bool:
-        """Whether surely no server runs in this folder, as its owner sees it.
+        """Tell whether it is certain that no server runs in this folder, as its owner sees it.
 
         A process that we don't see may run in another container. But a server is attached to its
         shared memory, which outlives it: nobody may be. Source: sysv_shmem.c, PGSharedMemoryAttach.
