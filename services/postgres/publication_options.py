@@ -103,9 +103,10 @@ def published_options(connection: Connection, publication: str) -> dict[TableNam
 class ReplicaIdentity:
     """The replica identity of a table: what UPDATE and DELETE tell of the old row.
 
-    `kind`: full, default, nothing or `index NAME`. `indexes`: name -> columns of those that could
-    be one. `primary_key`: its columns, () where there is none that is never deferred. `unsent`:
-    generated columns that the publication leaves out, which no identity may have (PostgreSQL 18).
+    `kind`: full, default, nothing or `index NAME`. `indexes`: name -> columns of the indexes that
+    could be the identity. `primary_key`: its columns, () if there is none or it is deferrable.
+    `unsent`: generated columns that the publication leaves out, which no identity may have
+    (PostgreSQL 18).
     """
 
     table: TableName

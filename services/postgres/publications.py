@@ -77,7 +77,7 @@ def publication_statement(
 class Members:
     """The members of a publication: single tables, (schema, table) each, whole schemas, or all.
 
-    `excepted`: of one for all tables, those that it leaves out (EXCEPT, PostgreSQL 19).
+    `excepted`: tables that a publication for all tables leaves out (EXCEPT, PostgreSQL 19).
     `publishes_old_rows`: it publishes updates or deletes, which need a replica identity.
     """
 

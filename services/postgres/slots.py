@@ -115,8 +115,8 @@ def read_slot_statistics(connection: Connection, slot: str) -> SlotStatistics | 
 def withheld_by(connection: Connection, application_name: str) -> tuple[str, ...]:
     """Return why a walsender sends no commits: `slot: state` of the standbys that it awaits.
 
-    Empty while it awaits none. Standbys that are only behind are named where there is no other
-    cause. Source: slot.c, StandbySlotsHaveCaughtup; the event is WaitForStandbyConfirmation.
+    Empty while it awaits none. A standby that is only behind is named if no other is the cause.
+    Source: slot.c, StandbySlotsHaveCaughtup; the event is WaitForStandbyConfirmation.
     """
     rows = connection.execute(
         """

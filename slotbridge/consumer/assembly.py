@@ -147,9 +147,9 @@ class Assembly:
     def ahead(self, partition: Partition, most: int) -> bool:
         """Tell whether more than `most` records are held of a partition that may be held back.
 
-        A partition is in commit order: one that has brought an event of a later transaction has
-        brought all that the next one has there. While the next transaction is not known, its END
-        is what is missing, and that is in another partition.
+        A partition is in commit order: after an event of a later transaction, no event of the next
+        one follows there. While the next transaction is unknown, its END is missing, which is in
+        another partition.
         """
         end = self.first
         if partition == self._ends_at:

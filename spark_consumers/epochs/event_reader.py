@@ -229,10 +229,9 @@ class EventReader:
     ) -> Offsets:
         """Return where reading begins: after the last epoch; for a new table, at the beginning.
 
-        Where Kafka has removed what lies before, it begins later: behind the last event there is a
-        marker, which retention removes with it. That an event is missing is told by the counts;
-        where a topic is read from its beginning, they do not tell of earlier epochs, but `known`
-        names the partitions that these have read. Topics of refused tables are left out.
+        Reading begins later where retention has removed the last event with the marker behind it.
+        The counts show a missing event, but not one of earlier epochs: for these, `known` names
+        the partitions that they have read. Topics of refused tables are left out.
         """
         befores = {
             topic: known.get(topic, {}) if want.after_lsn is None or want.resumes else {}

@@ -38,22 +38,21 @@ def with_epoch(states: Mapping[str, State], record: EpochRecord | None) -> dict[
 
 
 def is_ahead(state: State, record: EpochRecord) -> bool:
-    """Tell whether a table itself tells of an epoch after the recorded one.
+    """Tell whether a table has an epoch after the recorded one, by number or by commit LSN.
 
-    By its number or its commit LSN: where tables are committed one by one, a writer that another
-    one has overtaken may have brought some of them an epoch of the same number that ends later.
+    The number alone is not enough: where the catalog commits tables one by one, an overtaken writer
+    may have committed to some of them an epoch of the same number that ends later.
     """
     epoch, commit_lsn = state.sealed
     return epoch > record.epoch or commit_lsn > record.commit_lsn
 
 
 def next_number(states: Iterable[State], record: EpochRecord, redo_lsn: int | None = None) -> int:
-    """Return the number of the epoch after `record`: no table has a later one, nor that one.
+    """Return the number of the epoch after `record`, which no table has yet.
 
-    `redo_lsn`: the epoch is one that ends there and is made again, so that tables may have it:
-    those of its number must all be at this commit LSN. Else two writers have given the number to
-    two epochs, one table after the other. A record may be older than the tables, and than those of
-    sums, which the settings have left out for some epochs.
+    `redo_lsn`: the epoch ends there and is made again, so that tables may have its number, if all
+    of them are at this commit LSN. Otherwise two writers have given the number to two epochs. A
+    record may be older than the tables, as those of sums that the settings left out for a while.
     """
     sealed = [state.sealed for state in states]
     last = max((epoch for epoch, _ in sealed), default=0)

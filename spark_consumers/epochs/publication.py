@@ -77,9 +77,9 @@ def publish(
 ) -> bool:
     """Commit an epoch's changes of its tables, and its record; tell whether they are committed.
 
-    They are not where another program has changed one of them meanwhile: prepare them anew then.
-    `prepare` prepares the record once more; it raises Retryable (LOCKED) where the epoch is there.
-    What the catalog, or its database, raises goes on; nobody knows then what it has committed.
+    False: another program has changed a table meanwhile, so prepare all of them anew. `prepare`
+    prepares the record once more; it raises Retryable (LOCKED) if the epoch is committed. An error
+    of the catalog or its database is passed on: what it has committed is then unknown.
     """
     loader = java_class(spark._jsparkSession, "org.apache.iceberg.spark.Spark3Util")
     catalog = loader.loadIcebergCatalog(spark._jsparkSession, CATALOG)
@@ -154,9 +154,9 @@ def _write_metadata(transaction: Any) -> str:
 def _replace_locations(
     spark: SparkSession, catalog_name: str, changes: Sequence[TableCommit], written: dict[str, str]
 ) -> bool:
-    """Let the catalog name the metadata files that were written; tell whether it does.
+    """Let the catalog name the metadata files that were written, all or none; tell which.
 
-    It names none of them where it does not name the files any more that the changes began with.
+    None, if for one table it no longer names the file that the changes began with.
     """
     with _connection(spark) as connection:
         statement = connection.prepareStatement(_UPDATE)

@@ -54,11 +54,10 @@ class Quarantine:
     ) -> Bad:
         """Write the bad events of an epoch down, each once, and say where they are.
 
-        `epoch` None: of a rebuild. Events that are there already are told by their places and what
-        they hold: an epoch that is made again may be a larger one, and at the place of an event may
-        be another one, of a topic that was made again under its name.
-        When they are more than PLACES_MAX, `refuse` is called with the topic that has most of them;
-        if that returns, the topic is left out.
+        `epoch` None: of a rebuild. An event is known by its place and its content: an epoch that is
+        made again may be larger, and a topic that was made again has other events at the places.
+        Where more than PLACES_MAX are bad, `refuse` is called with the topic that has most of them;
+        if it returns, the topic is left out.
         """
         given = list(summaries)
         found = [_unfit(events, summary, shapes) for summary, shapes in given if summary.rows]

@@ -202,8 +202,8 @@ def latest(events: DataFrame) -> DataFrame:
 def parsed(events: DataFrame, shapes: Sequence[Shape], *, as_events: bool = False) -> DataFrame:
     """Return `rows` of events, each parsed by the shape it was written with, in the last shape.
 
-    A column that was added later has the value that it got in rows that were there; with
-    `as_events` it is NULL, as the event did not tell it.
+    A column that was added later has the value that older rows got; with `as_events` it is NULL, as
+    in the event.
     """
     events = events.where(_IS_ROW)
     parts = [

@@ -110,7 +110,7 @@ class _Writers:
         return written
 
     def _reading(self, field: Any, *, short: bool = False) -> tuple[str, bool, Write]:
-        """Return the name of a field, whether it is null where it is not there, and its writer."""
+        """Return a field's name, whether it is null if absent, and what writes its value."""
         if field.message_type is not None:
             return field.name, True, self.of(field.message_type)
         write = short_text if short and field.type == field.TYPE_DOUBLE else _PLAIN[field.type]

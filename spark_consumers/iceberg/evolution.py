@@ -54,11 +54,11 @@ class Changes(NamedTuple):
 
 
 class Evolved(NamedTuple):
-    """The rest that a table has to get after its columns were changed.
+    """The changes that a table has yet to get after its columns were changed.
 
-    `replaced`: the position from which on it is another source table, if so. `kept`: columns that
-    nothing fills any more. `fills`: what rows that are there are to get in columns that were added.
-    `drops`: the kept columns that the next epoch drops.
+    `replaced`: the position since which it is another source table, if so. `kept`: columns that
+    nothing fills any more. `fills`: added columns -> the value for older rows. `drops`: the kept
+    columns that the next epoch drops.
     """
 
     replaced: CommitPosition | None

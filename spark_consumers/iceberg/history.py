@@ -138,7 +138,7 @@ def _filled(layout: Layout, rows: DataFrame, table: DataFrame) -> DataFrame:
 
 
 def _versions(layout: Layout, rows: DataFrame, truncates: Sequence[Truncate]) -> DataFrame:
-    """Return the versions that MERGE takes: those that begin, and those of the table that end.
+    """Return the versions for MERGE: the new ones, and the ends of versions in the table.
 
     `b` is true for a version that begins, false for the end of one in the table; `ended` is the
     position of the event that ends it.

@@ -62,7 +62,7 @@ _FORMAT: Final = {
 
 
 class Field(NamedTuple):
-    """A column of the Iceberg table: where it is in the shape, its name, its Spark type."""
+    """A column of the Iceberg table: its index in the shape, its name, its Spark type."""
 
     source_index: int
     name: str

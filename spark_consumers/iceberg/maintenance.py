@@ -93,9 +93,9 @@ def maintain_without_epochs(
 
 
 class _Compacted(NamedTuple):
-    """A loaded table, what the result calls it, and the files that it had.
+    """A table that was compacted, `name` in the result, and how many files it had before.
 
-    `failed`: of these, how many could not be compacted.
+    `failed`: how many of the files could not be compacted.
     """
 
     table: Any
@@ -188,10 +188,11 @@ class Expiry(NamedTuple):
 def expired(metadata: Mapping[str, Any], cutoff_ms: int) -> Expiry:
     """Return which snapshots of a table go. Pure.
 
-    `metadata`: the table's, as Iceberg's specification has it. A reader may have had a snapshot for
-    as long as it was the table, however old it is: one that was replaced after the cutoff stays.
-    What never was the table, as a rebuild's that was cancelled, goes if it is from before the
-    cutoff; so do `others`, which references do not name and which are younger than one that stays.
+    `metadata`: the table's, as Iceberg's specification has it. A reader may have opened a snapshot
+    for as long as it was the table's current one: a snapshot that was replaced after the cutoff
+    stays, however old it is. A snapshot that never was current, such as a cancelled rebuild's, goes
+    if it is from before the cutoff and no reference names it. The result's `others` are those of
+    them that are younger than a snapshot that stays.
     """
     log = metadata.get("snapshot-log", ())
     ends_ms = [*(int(entry["timestamp-ms"]) for entry in log[1:]), cutoff_ms + 1]

@@ -52,7 +52,7 @@ def _snapshots_of(table: Any, properties: Mapping[str, str]) -> dict[int, int]:
 
 
 def comes_from(table: Any, snapshot_id: int) -> bool:
-    """Tell whether a table's rows come from a snapshot: its present one, or one that led to it."""
+    """Tell whether a snapshot is the table's present one or one of its ancestors."""
     snapshot = table.currentSnapshot()
     while snapshot is not None and int(snapshot.snapshotId()) != snapshot_id:
         parent = snapshot.parentId()
@@ -61,11 +61,11 @@ def comes_from(table: Any, snapshot_id: int) -> bool:
 
 
 def restored(tagged: int | None, recorded: int | None) -> bool:
-    """Tell whether a table is not the one that the record of epochs names. Pure.
+    """Tell whether a table was restored: its last epoch is not the one of the record. Pure.
 
-    `tagged`: the snapshot of the last epoch that the table's properties tell; `recorded`: that of
-    the last epoch that brought it something, as the record has it. Both are the same, unless the
-    catalog has got the table's metadata of another time.
+    `tagged`: the snapshot of the last epoch in the table's properties; `recorded`: the snapshot of
+    the table's last epoch in the record. They differ only if the catalog was given the table's
+    metadata of another time.
     """
     return None not in (tagged, recorded) and tagged != recorded
 

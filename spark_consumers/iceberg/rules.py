@@ -86,9 +86,9 @@ def rule_as_of(
 ) -> TableRule:
     """Return a rule that names the columns of the first of `shapes` by their names in it.
 
-    The rule may have the names of any of `shapes`: those that fit the Iceberg table's `columns`
-    at that time count, and of these the ones that name most of them. Return the rule as it is
-    where it needs no other names, or none fit. Raise OperatorNeeded, with `hint`, where it has two
+    The rule may have the names of any of `shapes`. Take the names that fit the Iceberg table's
+    `columns` at that time; among several, those that name most columns. Return the rule as it is
+    if it needs no other names, or none fit. Raise OperatorNeeded, with `hint`, if it has two
     meanings.
     """
     meanings = [m for m in _meanings(rule, shapes) if set(m.fields.values()) <= set(columns)]
@@ -111,11 +111,10 @@ def rule_as_of(
 def agreeing_rule(rule: TableRule, shapes: Sequence[Shape], table: Layout) -> TableRule:
     """Return a rule that names the columns of the first of `shapes` by their names in it.
 
-    The rule may have the names of any of `shapes`, which the table gets one after the other. Those
-    count by which it agrees best with the `table` as it is, for the columns that the table's shape
-    and the first one share: above all it should not admit a column that the table was made
-    without. Where several agree alike, the last names count. Return the rule as it is where it
-    needs no other names, or none fit.
+    The rule may have the names of any of `shapes`, which the table gets one after the other. Take
+    the names by which the rule agrees best with `table` in the columns that its shape and the first
+    of `shapes` share: above all, it should not admit a column that the table was made without.
+    Among equals, take the last. Return the rule as it is if it needs no other names, or none fit.
     """
     meanings = [*_meanings(rule, shapes)]
     if not meanings:

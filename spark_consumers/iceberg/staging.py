@@ -266,7 +266,7 @@ class Staging:
 def begin_side(
     spark: SparkSession, identifier: str, sealed: tuple[int, int], rebuild: RebuildNote
 ) -> None:
-    """Begin a rebuild's branch, in place of one that is there, with its note, in one commit.
+    """Make a rebuild's branch, or replace it, and note the rebuild, in one commit.
 
     `sealed`: the epoch and commit LSN of the table's writer. Raise Retryable (LOCKED) where the
     table has another epoch, or nobody asks for this rebuild any more.

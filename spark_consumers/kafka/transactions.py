@@ -95,10 +95,10 @@ class Transactions:
     ) -> Cut | None:
         """Cut an epoch of up to `events_max` events of followed tables; None without any.
 
-        It has at least one transaction, and ends with one that has such events, so that `upto`
-        finds the same cut again. `before_lsn`: end before the transaction that commits there,
-        unless it is the first. `split_lsn`: end before what commits there or later; without effect
-        where that is the first.
+        The epoch ends with a transaction that has events of followed tables, so that `upto` finds
+        the same cut again. `before_lsn`, `split_lsn`: end before the transaction that commits
+        there. The first transaction is taken even at `before_lsn`; a `split_lsn` at or before the
+        first one has no effect.
         """
         found: Cut | None = None
         events = 0

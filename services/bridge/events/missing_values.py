@@ -162,8 +162,8 @@ def _is_new(column: StoredColumn, before: SchemaEvent | None) -> bool:
 class _Changes(NamedTuple):
     """The changes of a table's columns, by their names now.
 
-    `uncertain`: columns that have other places among the others than before, which none gets.
-    `mistakable`: those that `slottables` would take for former ones, unless the event tells them.
+    `uncertain`: columns whose order has changed, which no ALTER TABLE does. `mistakable`: columns
+    that `slottables` would take for former ones, unless the event names them.
     """
 
     added: Collection[str]

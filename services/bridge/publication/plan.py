@@ -35,8 +35,8 @@ class Changes:
     `create`: there is no such publication. `options`: of the tables in `add` and `replace`, which
     get other row filters or column lists. `add_schemas`, `leave_out_schemas`: with all their
     tables. `unfiltered`: tables that lose their row filter, as their whole schema is published.
-    `identity_full`: tables without an identity that get REPLICA IDENTITY FULL. `identities`: those
-    that get the one that the settings name.
+    `identity_full`: tables without an identity that get REPLICA IDENTITY FULL. `identities`: the
+    identities that the settings name, of tables that have another one.
     """
 
     publication: str

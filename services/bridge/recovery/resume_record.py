@@ -134,9 +134,9 @@ class Records:
     def _enter(self, record: ProgressRecord, producer: TransactionalProducer) -> ProgressRecord:
         """Tell Kafka of a new timeline before its first change, so that no later start goes back.
 
-        The record also tells whatever else identifies the server, where it lacked that, and the
-        ends of partitions that hold instead of those noted before. What `record` tells of the
-        origin was true on the record's own timeline, and of its own witness.
+        The new record also has what else identifies the server, if `record` lacks it, and the
+        present ends of partitions. The origin in `record` is of that record's timeline and witness
+        alone.
         """
         log_changed(record.settings.placement, self._settings.placement or {})
         if (record.server.timeline, record.witness.kind) == (self.timeline, self._kind):

@@ -27,7 +27,7 @@ def leaderless(metadata: ClusterMetadata) -> frozenset[Partition]:
 
 
 def require_leaders(written: Iterable[Partition], missing: frozenset[Partition]) -> None:
-    """Raise Retryable (KAFKA_UNREACHABLE) that names those of `written` that are `missing` one."""
+    """Raise Retryable (KAFKA_UNREACHABLE) with the partitions in `written` that lack a leader."""
     found = sorted(missing.intersection(written))
     if not found:
         return

@@ -254,7 +254,7 @@ def check_tails(
     """Compare the noted ends of partitions and ids of topics with the present ones.
 
     Raise OperatorNeeded where a partition ends earlier, or did once, or a topic was made again;
-    NamesLost where that is the topic of names, or where it is gone.
+    NamesLost where the topic of tables' names is such a topic, or is gone.
 
     `record`: any that is visible, as an end is a lower bound for ever.
     """

@@ -231,8 +231,8 @@ class RowReader:
     ) -> Blocks:
         """Return the blocks that may have about `rows` rows after the place `last`.
 
-        Raise NotNow where the table has another file, so that its rows have other places now, or
-        where its publication was changed, so that changes may not have come.
+        Raise NotNow where the table has another file, in which its rows have other places, or where
+        its publication was changed, so that changes may be missing.
         """
         oid = shape.relation.oid
         with self._statement("read the table's size", shape.name):

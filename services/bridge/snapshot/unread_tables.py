@@ -28,9 +28,10 @@ def unread_tables(
 ) -> list[str]:
     """Return the published tables whose rows a snapshot has yet to bring to Kafka, sorted.
 
-    Those that a bridge which starts now would read on, those that it can't read, each with the
-    reason, and those that were begun under other settings; but none of `snapshot.exclude`, which
-    gives their rows up. `snapshot`: with the mode that is in effect. Raise SlotbridgeError.
+    These are the tables that a bridge would go on to read if it started now, the tables that it
+    can't read, each with the reason, and the tables that other settings have begun. Tables in
+    `snapshot.exclude` are left out: their rows are given up. `snapshot`: with the mode in effect.
+    Raise SlotbridgeError.
     """
     known = look_for_known(topics)
     beginning = None

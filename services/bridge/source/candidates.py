@@ -148,7 +148,7 @@ def _no_primary(errors: list[SlotbridgeError]) -> SlotbridgeError:
 
 
 def _short(message: str) -> str:
-    """Shorten libpq's text: leave out the address that it repeats and the question that it asks."""
+    """Shorten libpq's text: leave out the repeated address and libpq's question."""
     for part in ("Connection refused", "timeout expired", "No route to host"):
         if part in message:
             return part.lower()

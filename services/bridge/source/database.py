@@ -316,7 +316,7 @@ class Primary:
     def check_publication(self) -> None:
         """Raise SetupError when the publication is gone: the server then sends nothing, silently.
 
-        Also where there is another one of its name, since `selection` was asked.
+        Raise it, too, where another publication has got its name since `selection` was asked.
         Source: pgoutput.c, LoadPublications ("skipped loading publication", a WARNING on 18).
         """
         name = self._settings.publication

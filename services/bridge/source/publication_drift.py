@@ -55,9 +55,9 @@ class PublicationDifference:
 class PublicationSeen:
     """The publication, and the server's view of what the settings want of it.
 
-    `tables`: all that are published. `unpublished`: operations that it leaves out. Of the tables in
-    source.tables, `there` exist, `options` are what they should have, `identities` what they have,
-    and `wrong` are the row filters that the server does not understand, with its reason.
+    `tables`: all that are published. `unpublished`: operations that it leaves out. `there`: the
+    tables in source.tables that exist; `options`: their wanted options; `identities`: their present
+    identities; `wrong`: row filters that the server does not understand, with its reason.
     `unjudged`: (subject, why).
     """
 

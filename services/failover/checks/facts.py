@@ -71,9 +71,9 @@ def facts_of(view: View, standby: Node | None) -> Facts:
 def required_slots(view: View) -> tuple[Required, ...]:
     """Return every slot that must survive, by name.
 
-    With a primary: its permanent failover slots, those that failover subscriptions name, and the
-    bridge's. Without one, instead of the primary's: those that it had when it was last seen, and
-    those that standbys have synchronized.
+    These are the primary's permanent failover slots, the slots of failover subscriptions, and the
+    bridge's slot. Without a primary, the slots that it had when it was last seen, and those that
+    standbys have synchronized, take the place of the first.
     """
     wanted: dict[str, list[str]] = {name: [] for name in _slots_of_the_pair(view)}
     consumers: dict[str, list[tuple[str, int]]] = {}

@@ -192,7 +192,7 @@ def enabling(view: View, subscriber: Subscriber, subscription: Subscription) -> 
 
 
 def branch_of(node: Node, doubt: Doubt) -> str:
-    """Return on which timeline the node is, and where it left the one that the doubt is about."""
+    """Return words: the node's timeline, and where it left the timeline in doubt."""
     state, parent = node.known_state, doubt.destination.left
     left = left_at(state.provenance.history or (), parent)
     branching = f", which left timeline {parent} at {format_lsn(left)}" if left is not None else ""

@@ -94,8 +94,8 @@ def candidate(view: View) -> Node | None:
     """Return the standby to promote: on the newest timeline, with the most WAL.
 
     Among equals, take one that replays, then the one of the highest priority, then one with all
-    slots ready. While a primary answers, those that stream from it get the rest of its WAL, and one
-    of them that replays comes first. A standby on an older timeline lacks later commits, whatever
+    slots ready. While a primary answers, a standby that streams from it and replays comes first:
+    it will get the rest of the WAL. A standby on an older timeline lacks later commits, whatever
     its LSN says. A standby that was promoted beside the last primary is chosen only if there is no
     other. A standby of priority 0 is never chosen.
     """

@@ -140,8 +140,7 @@ def standby_cut_off(facts: Facts) -> Iterator[Seen]:
 def _reconnect(facts: Facts, node: Node) -> Remedy:
     """Return the remedy that leads a node back to the server it streamed from.
 
-    It is manual where another node is the primary by now, where the primary is an old one, or where
-    there is none.
+    The remedy is manual unless the present primary is still that server.
     """
     around = node.state.details if node.state is not None else None
     primary = facts.view.primary

@@ -277,7 +277,7 @@ class _Rebuild:
             ) from error
 
     def _attempt(self, command: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
-        """Run a command; return what it says where it fails, "" where it does not."""
+        """Run a command; return its error, "" if it succeeds."""
         try:
             self._run(command, environment)
         except SetupError as error:

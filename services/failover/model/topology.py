@@ -24,11 +24,11 @@ def slot_named_after(node: str) -> str:
 
 
 def replaced_by(view: View, node: Node) -> str:
-    """Return the node that was promoted while `node`, which gives no answer, may be a primary too.
+    """Return the node that was promoted while `node`, which is silent, may be a primary, too.
 
-    "" where `node` answers, where it was a standby when it was last seen, where nobody was
-    promoted, or where another manager starts the nodes. While no primary answers, the sighting and
-    the journals tell who was promoted.
+    Return "" if `node` answers or was last seen as a standby, if no node was promoted, or if
+    another manager starts the nodes. While no primary answers, the last sighting and the journals
+    tell which node was promoted.
     """
     if node.state is not None or node.name in view.known_standbys or is_managed(view.managed_by):
         return ""

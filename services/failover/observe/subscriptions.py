@@ -150,9 +150,9 @@ def subscription_of(
 
 
 def _failing(row: SubscriptionRow) -> str | None:
-    """Return how one sees that the worker follows one that failed; "" where it does not.
+    """Return the evidence that the worker was restarted after a failure, "" without any.
 
-    None: other workers have failed, and the role may not see since when this one runs.
+    None: workers have failed, and our role may not see since when this one runs.
     """
     if not row.errors or row.worker_pid is None:
         return ""

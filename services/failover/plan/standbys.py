@@ -203,8 +203,8 @@ def _clean(draft: Draft, name: str, primary: str) -> None:
 def _moved_on(draft: Draft, standby: Node, primary: Node) -> set[str]:
     """Return the physical slots of `standby` that nobody will use again.
 
-    They are those by which the new primary, when it was a standby, and the standbys that it feeds
-    now streamed from here. A standby of `standby` keeps its slot, also where it is away.
+    The new primary used one of them when it was a standby; the standbys that now stream from the
+    new primary used the others. A standby of `standby` keeps its slot, also while it is away.
     """
     gone = {slot_of(primary), primary.known_state.setting("primary_slot_name")}
     kept = set()

@@ -189,8 +189,8 @@ def doubt_now(
 def vouching(view: View, request: Request, step: Step) -> dict[str, Token]:
     """Return the nodes on whose word a step at a subscriber relies, with what replaces their word.
 
-    It relies on those of its subscription's own mark, and on those of every mark that tells of a
-    newer primary than the step's: else nothing is led to that.
+    These are the nodes that its subscription's mark names, and those of every other mark that
+    names a newer primary than the step's node.
     """
     if step.action not in OF_SUBSCRIBERS:
         return {}

@@ -345,7 +345,7 @@ class Watch:
         return run.carry_out(view, self._request, plan_repoint)
 
     def _publish(self, snapshot: Snapshot) -> None:
-        """Let others see it, with what is decided on the strength of it."""
+        """Decide by what is remembered, and show snapshot and decision to other threads."""
         with self._pause_lock:
             pause = self._pause
             before = self.snapshot.decision
