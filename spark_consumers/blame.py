@@ -161,15 +161,17 @@ class _Blame:
         return shapes[first:]
 
     def _require_key(self, shape: Shape, key: Sequence[str]) -> None:
-        """Raise SettingsError where there is not one value that fits for each column of the key."""
+        """Raise SettingsError unless `key` has one value that fits for each column of the key."""
         columns = [shape.columns[place] for place in shape.key_positions]
-        key = ", ".join(f"{c.name} ({c.data_type.simpleString()})" for c in columns)
+        wanted = ", ".join(f"{c.name} ({c.data_type.simpleString()})" for c in columns)
         fits = len(key) == len(columns)
         if fits:
             fit = (changes.given(c, text) for c, text in zip(columns, key, strict=True))
             fits = None not in tuple(self._spark.range(1).selectExpr(*fit).first() or (None,))
         if not fits:
-            raise _error(shape.name, f"the key is {key}", "give --key once for each, in this order")
+            raise _error(
+                shape.name, f"the key is {wanted}", "give --key once for each, in this order"
+            )
 
     def _events(self, name: str, since: CommitPosition, upto_lsn: int) -> DataFrame:
         """Return the table's events up to an LSN."""
