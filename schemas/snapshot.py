@@ -229,12 +229,12 @@ class SnapshotRequestKey(_Part):
 
 
 class SnapshotRequest(_Part):
-    """A signal: what is asked at (`commit_lsn`, `seq`) for `tables` (`*`: any characters).
+    """A signal about `tables` (`*`: any characters), which counts from (`commit_lsn`, `seq`) on.
 
-    That is where its insert is, or where the record of `topic` was taken.
+    That is the position of its insert, or where the record of `topic` was taken.
 
-    `read`: their rows are read from the beginning, whatever was read of them before `commit_lsn`,
-    where `where` holds. `stop`: they are not read on. `pause`, `resume`: not until `resume`.
+    `read`: read the rows for which `where` holds, from the beginning, whatever was read before
+    `commit_lsn`. `stop`: read no more. `pause`: read no more until `resume`.
     """
 
     slot: str

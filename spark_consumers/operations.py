@@ -42,10 +42,10 @@ class Operator:
     def rebuild(self, names: Sequence[str]) -> Iterator[tuple[str, bool]]:
         """Ask `run` for tables (`schema.table`): parked ones back, others made anew.
 
-        Yield each with whether it is made anew; one that Iceberg can't load any more is taken out
-        of the catalog for that. Raise SettingsError for one that is not there, that
-        `run` does not follow, or whose rebuild is not done, and for sums; nothing is asked of the
-        others then. A table that returns may lack what Kafka has refused up to the last epoch.
+        Yield each with whether it is made anew. A table that Iceberg can't load any more is taken
+        out of the catalog first. Raise SettingsError, and ask for none, where a table is missing,
+        is of sums, is not followed by `run`, or is being rebuilt. A table that returns may lack
+        what Kafka has refused up to the last epoch.
         """
         states = self._tables.states(self._spark)
         ledger = Ledger(self._tables.namespace, self._settings)

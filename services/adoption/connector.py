@@ -50,7 +50,7 @@ class Connector(NamedTuple):
 
     @property
     def transactional_id(self) -> str:
-        """The id of its producer where Connect is exactly-once, "" where it is not.
+        """The transactional id of its producer if Connect delivers exactly once, else "".
 
         Source: Connect, Worker.taskTransactionalId.
         """

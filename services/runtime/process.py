@@ -112,9 +112,9 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
 class Probes:
     """/healthz (the loop is fresh), /readyz (it serves) and /metrics, in a thread of their own.
 
-    /readyz tells what `waiting_for` says while it does not pass, and `remark` once it does.
-    /availablez passes where `available` says that it serves or stands by for a process that does;
-    without `available` it is as /readyz. `routes` are served beside them; `registry` holds the
+    /readyz answers with `waiting_for` while it fails, and with `remark` once it passes. /availablez
+    passes if `available` says that the process serves, or stands by for one that does; without
+    `available` it is as /readyz. `routes` are served beside them; `registry` holds the
     metrics (None: the process's own).
     """
 

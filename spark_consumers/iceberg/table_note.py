@@ -108,7 +108,7 @@ class Incomplete:
 class RebuildNote:
     """The request of an operator, and how far it is: the branch has all up to `commit_lsn`.
 
-    `request` tells it from a later one, `topic_id` the topic from one that was made anew.
+    `request`: its id; `topic_id`: the topic's id, which another topic of its name does not have.
     `anew`: the rows come from Kafka's first event on, by a branch; else the table goes on from its
     own. `accepted_lsn`: the operator knows what Kafka has refused up to there; `lost_beginning`:
     and that Kafka does not have the first events. `shape`: the event since which the source has the

@@ -133,7 +133,7 @@ def export(
 ) -> None:
     """Write the rows of `table` (schema, name) to files in `folder`; memory stays bounded.
 
-    `layers`: what the type of each column consists of, where it is not what the server says.
+    `layers`: the layers of each column's type, instead of those in the server's catalog.
     """
     layers = layers or column_layers(connection, table)
     values = sql.SQL(", ").join(

@@ -19,7 +19,7 @@ _ALL: Final = frozenset("cudt")
 
 
 class NotedNames(Protocol):
-    """The names that earlier sessions knew, kept where the next one finds them."""
+    """The tables' names of earlier sessions, kept for later ones."""
 
     @property
     def noted(self) -> Collection[tuple[int, Name]]:

@@ -44,9 +44,9 @@ class SentRelations:
             self._above = None
 
     def settle(self, named: Collection[int] = ()) -> None:
-        """Note that a message has come which names these relations, as it names no partition.
+        """Note a message about these relations, which names no partition of them.
 
-        What is described next stands alone, or begins a pair.
+        The next description stands alone, or begins a pair of root and partition.
         """
         self._above = None
         for oid in named:

@@ -33,7 +33,7 @@ def settle_all(
 ) -> None:
     """End all hanging transactions of this bridge; publish records again that this has lost.
 
-    `producer` has begun its session. From here on it refuses to write where one of its own
+    `producer` has begun its session. From now on it does not write to partitions where one of its
     transactions hangs. Raise as `settle`; OperatorNeeded where lost records can't be published.
     """
     producer.markers.look = partial(require_none_hanging, topics, slot)

@@ -39,8 +39,8 @@ _TIME = struct.Struct("<q")
 class WalCommit(NamedTuple):
     """A commit record. `xid` 0: of a prepared transaction, whose record has none in its header.
 
-    `time_us`: since 1970, as pgoutput tells it: of its origin, where it has one. `end_lsn`: where
-    the record ends, or up to the pages' headers earlier; 0: not known.
+    `time_us`: microseconds since 1970, of the origin's commit if there is one, as in pgoutput.
+    `end_lsn`: where the record ends, or earlier by the pages' headers; 0: not known.
     """
 
     xid: int
@@ -86,9 +86,9 @@ def commit_at(wal: bytes, lsn: int) -> WalCommit | None:
 
 
 def bytes_of_commit(wal: bytes, lsn: int) -> int:
-    """Return how many bytes from `page_of(lsn)` on have the commit record at `lsn`, about.
+    """Return about how many bytes from `page_of(lsn)` on hold the commit record at `lsn`.
 
-    0 where another record is there, or one that is too long to be judged. `wal` as in `commit_at`.
+    Return 0 if another record is there, or one too long to be judged. `wal`: as in `commit_at`.
     """
     header = _bytes_at(wal, lsn, _RECORD.size)
     if header is None:

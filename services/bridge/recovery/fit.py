@@ -84,7 +84,7 @@ def require_fitting(
 
 
 def _as_sent(relation: Relation, partition: Partition) -> Relation:
-    """Return a relation whose old values are told as one of its partitions tells them."""
+    """Return the relation with the replica identity of one of its partitions."""
     columns = tuple(
         replace(column, key=column.name in partition.identity) for column in relation.columns
     )

@@ -77,7 +77,7 @@ class Baseline:
         *,
         sql_deadline_ms: int,
     ) -> None:
-        """Open two connections: one reads rows, the other one sees the server as it is now."""
+        """Open two connections: one for rows of the snapshot, one for the server as it is now."""
         self._conninfo = conninfo
         self._server = server
         self._deadline_s = sql_deadline_ms / 1000 + REPAIR_LOCK_S

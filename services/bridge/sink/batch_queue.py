@@ -25,7 +25,7 @@ class Waiting:
         return len(self._batches)
 
     def add(self, batch: EventBatch) -> EventBatch | None:
-        """Append `batch`; return the one that it replaces, which is not sent any more."""
+        """Append `batch`; return the batch that it replaces, which is not to be sent."""
         replaced = None
         if self._batches and _idle(self._batches[-1]) and _idle(batch):
             replaced = self._batches.pop()

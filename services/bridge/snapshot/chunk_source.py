@@ -48,7 +48,7 @@ _ALONE_S: Final = 5.0
 
 
 class WrittenMark(NamedTuple):
-    """A mark in the WAL: what it says, and where its record ends."""
+    """A mark in the WAL: its token, and where its record ends."""
 
     token: str
     end_lsn: int

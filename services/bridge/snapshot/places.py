@@ -30,7 +30,7 @@ _ROWS_PER_BLOCK: Final = 50.0
 class Place(NamedTuple):
     """Where a table's rows lie now: its relfilenode, and whether it was made after the slot.
 
-    `kept`: what publishes it was there when the slot began, and nobody has changed it since.
+    `kept`: the same publications have published it, unchanged, since the slot began.
     """
 
     file: int

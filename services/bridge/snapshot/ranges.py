@@ -49,9 +49,9 @@ class Share(NamedTuple):
 
 
 def share_of(workers: int, rows_max: int, bytes_max: int, row_bytes: float | None) -> Share:
-    """Share a chunk among workers, whose rows have about `row_bytes`; None: not known.
+    """Share a chunk of rows of about `row_bytes` among workers; None: the size is not known.
 
-    Then one reads it: a range that is not read to its end makes those behind it useless.
+    Then one worker reads it: if a range is not read to its end, the ranges behind it are useless.
     """
     if row_bytes is None:
         return Share(1, min(rows_max, ROWS_MAX), bytes_max)

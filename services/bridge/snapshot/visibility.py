@@ -32,10 +32,10 @@ class Sight(NamedTuple):
 
 
 def parse_sight(text: str) -> Sight:
-    """Read the snapshot of `xmin:xmax:xip,…`. Raises ValueError for other texts.
+    """Read the snapshot of `xmin:xmax:xip,…`. Raise ValueError for other texts.
 
-    That of a new slot may have an xmin above its xmax, which is one above the last commit that was
-    decoded. It sees all below xmin. Source: snapbuild.c, SnapBuildProcessRunningXacts;
+    A new slot's snapshot may have an xmin above its xmax, which is one above the last decoded
+    commit. It sees all below xmin. Source: snapbuild.c, SnapBuildProcessRunningXacts;
     XidInMVCCSnapshot.
     """
     xmin, xmax, running = text.split(":")

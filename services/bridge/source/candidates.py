@@ -129,7 +129,7 @@ def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
 
 
 def _no_primary(errors: list[SlotbridgeError]) -> SlotbridgeError:
-    """Return an error that says what every host says; where there is only one, that host's own.
+    """Return one error of all hosts' errors; the host's own error if there is one host.
 
     An operator is needed only where all hosts need one: a standby may refuse our role for good
     while the primary restarts. Only where all are standbys no primary is left to be repaired.

@@ -89,9 +89,9 @@ def rivals(view: View, subscription: Subscription, primary: Node | None) -> tupl
 
 
 def suspect(view: View, name: str, primary: Node | None) -> Suspect | None:
-    """Return why the node may be newer than `primary`; None where it answers that it is not.
+    """Return why the node may be newer than `primary`, None if it is known not to be.
 
-    It does so as a standby that is on no newer timeline, and not cut off to be promoted.
+    That is known of a standby on the same or an older timeline that was not cut off to be promoted.
     """
     node = next((node for node in view.nodes if node.name == name), None)
     if node is None:

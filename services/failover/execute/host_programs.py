@@ -46,8 +46,8 @@ def run_command(
 ) -> str:
     """Run a command to its end; return its output (the last 100 KB).
 
-    Of our own environment it gets INHERITED and the variables `passed` names, as what it starts
-    may show its environment to others; `environment` is added. `ends_with_us`: an interruption of
+    It gets INHERITED and `passed` of our environment, and `environment`: no more, as programs may
+    show theirs to others. `ends_with_us`: an interruption of
     ours ends it, too. `inherited`: file descriptors that it keeps open. `succeeds_with`: the exit
     statuses that are not a failure.
     Raise SetupError if it fails, Retryable (DEADLINE) if it does not end.

@@ -80,9 +80,9 @@ class Journal:
     def begin(self, view: View, intent: dict[str, Any]) -> None:
         """Record on disk that a run begins, what it was asked to do, and which primary it has met.
 
-        A run that is killed, as by a power cut, has no end that tells it, and may have led
-        subscriptions there. Which failover slots there are is told by what ended or was only seen:
-        a new primary may lack some, and they must stay known.
+        A run that is killed, as by a power cut, records no end, and may have led subscriptions to
+        that primary. The failover slots are not part of the entry: a new primary may lack some,
+        which must stay known from earlier entries.
         """
         met = remembered_at(view)
         met.pop("failover_slots", None)

@@ -65,7 +65,7 @@ class Subscription:
 
     @property
     def destination(self) -> Destination | None:
-        """Where the run that disabled it leads it; None where nothing of a run stands any more."""
+        """The node to which an unfinished run leads it; None without a mark of a run."""
         return self.disabled_for if self.as_marked else None
 
     @property

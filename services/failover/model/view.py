@@ -183,7 +183,7 @@ class Node:
     def milestone(self, address: str) -> Milestone | None:
         """Return the timeline as a subscription that reaches the node at `address` notes it.
 
-        None where it does not answer, or where its timeline began is not known.
+        None if the node does not answer, or the start of its timeline is unknown.
         """
         if self.state is None or self.state.provenance.history is None:
             return None

@@ -245,8 +245,8 @@ def _streaming(view: View, request: Request, new: Node) -> list[tuple[Node, list
 def _sources(standby: Node, view: View) -> list[Node]:
     """Return the nodes that may feed a standby's receiver.
 
-    If its primary_conninfo names several hosts, the one that it is connected to counts; all of them
-    if that is not known.
+    If its primary_conninfo names several hosts, these are the connected one; all, if that is
+    unknown.
     """
     state = standby.state
     others = [other for other in view.nodes if other.name != standby.name]

@@ -265,9 +265,9 @@ def _require_powers(draft: Draft, chosen: Node, old: Node | None) -> None:
 
 
 def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
-    """Plan that the old primary, which answers, can't write, and that the candidate has its WAL.
+    """Plan to fence the old primary, which answers, and to bring the candidate all of its WAL.
 
-    Return what is lost with the operator's consent; raises OperatorNeeded (NOT_READY) for more.
+    Return what is lost with the operator's consent. Raise OperatorNeeded (NOT_READY) for more.
     """
     require_same_timeline(draft.view, old, chosen)
     streams = chosen.state is not None and chosen.state.replication.receiver_streaming
@@ -300,7 +300,7 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
 
 
 def _put_down(draft: Draft, old: Node, chosen: Node) -> None:
-    """Plan the end of a primary that was drained, by what its machine has for it."""
+    """Plan the end of a drained primary by its machine's `fence` or `stop` command."""
     if old.has_command("fence"):
         if old.name not in draft.request.power_fenced:
             draft.add(fencing.shoot(old, chosen))

@@ -156,8 +156,8 @@ def require_ready(view: View, readiness: tuple[Readiness, ...], request: Request
 def require_replaying(view: View, node: Node) -> None:
     """Raise OperatorNeeded (NOT_READY) for a standby whose replay is paused.
 
-    Where a person has paused it, a promotion would go on by itself. Where its limits are lower than
-    those of its primary, it would never end, and nothing could be taken back. Both look the same.
+    If a person has paused replay, a promotion resumes it. If the standby's limits are lower than
+    the primary's, the promotion never ends and can't be taken back. Both pauses look the same.
     Source: xlogrecovery.c, recoveryPausesHere, RecoveryRequiresIntParameter.
     """
     if node.state is not None and node.replay_paused:

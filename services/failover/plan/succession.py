@@ -33,8 +33,8 @@ def require_unpromoted(view: View, request: Request, old: Node) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) where the old primary must not be let write again.
 
     A killed run may have ordered a promotion. On a node that does not answer, nobody can see that
-    order or its result: so every other node must answer as a standby, on no newer timeline. If this
-    run itself found the primary writable and fenced it, it knows that it gave no such order.
+    order or its result: so every other node must answer as a standby, on no newer timeline. A run
+    that itself found the primary writable and fenced it has given no such order.
     """
     if old.name in request.found_writable:
         return
@@ -124,10 +124,10 @@ def newer_perhaps(view: View, request: Request, node: Node, primary: Node) -> Bl
 
 
 def _last_ordered(view: View, primary: Node) -> str:
-    """Return the node that was last told to promote itself; "" where `primary` came of that.
+    """Return the node that was last ordered to be promoted, "" if `primary` came of that order.
 
-    The new timeline has a higher number than the one that it leaves: a primary that came of it has
-    such a timeline among its own past ones.
+    A promotion begins a timeline with a higher number: a primary that came of it has such a
+    timeline in its history.
     """
     if not view.promotions or view.promotions[-1][0] == primary.name:
         return ""

@@ -306,8 +306,8 @@ def _require_drainable(view: View, request: Request, old: Node, new: Node, final
 def _connected(old: Node, *, stops: bool) -> tuple[str, ...]:
     """Return the slots whose consumers are connected, and will have the final LSN.
 
-    Where the old primary is stopped, these are all slots, also those that no standby gets: the
-    server waits at its end for each one that is connected, and it is better known before.
+    Where the old primary is stopped, these are all logical slots, also those that no standby has:
+    at its stop the server waits for every connected consumer, which is better known before.
     """
     state = old.state
     found = failover_slots(old)
