@@ -12,7 +12,7 @@ from services.postgres.server import Connection
 
 
 def notes_due(view: View, primary: Node) -> Iterator[tuple[str, str, Milestone, str]]:
-    """Yield (subscriber, subscription, timeline, comment) where a comment is not up to date."""
+    """Yield (subscriber, subscription, timeline, comment) for each outdated comment."""
     for subscriber, found in view.ours():
         milestone = primary.milestone(str(found.conninfo.address))
         comment = unmarked(found.comment, milestone)

@@ -138,9 +138,10 @@ def noted(comment: str, milestone: Milestone | None) -> str:
 
 
 def end_other_standbys(slot: str, application: str = "") -> str:
-    """End what streams physically, but by this slot: the server's stop would wait for each.
+    """Return SQL that ends all physical standbys' streams but that of `slot`.
 
-    `application`: of the one that is kept though it has no slot; "" where it has one.
+    The server's stop would wait for each. `application`: the name of a standby without a slot whose
+    stream is kept, too, or "".
     """
     kept = f"active_pid IS NOT NULL AND (slot_type = 'logical' OR slot_name = {literal(slot)})"
     return (

@@ -64,7 +64,7 @@ class StillHeard(OperatorNeeded):
 def require_proof(view: View, request: Request, new: Node) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) unless no primary but `new` can be alive.
 
-    StillHeard where looking again for a moment may show it.
+    Raise StillHeard where its traces may end soon, so that the caller looks again for a moment.
     """
     for node in view.nodes:
         if node.name != new.name:

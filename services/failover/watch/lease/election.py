@@ -141,7 +141,7 @@ def after_write(candidate: Candidate, written: Lease, sent_s: float, now_s: floa
 def wanted(candidate: Candidate, now_s: float, clock: datetime) -> Lease | None:
     """Return the Lease to write over the one that was read, None while another holds it.
 
-    `clock`: what the wall clock says, to be told.
+    `clock`: the wall clock's time, which is written into it for people to read.
     """
     lease, identity = candidate.lease, candidate.identity
     renewed = _timestamp(clock, lease.renewed)
