@@ -334,11 +334,9 @@ def _stale(
 ) -> list[Partition]:
     """Return the partitions that answer with an earlier end and leader epoch than were known."""
     return [
-        partition
-        for partition, end in now.items()
-        if partition in then
-        and end.offset < then[partition].offset
-        and end.epoch < then[partition].epoch
+        at
+        for at, end in now.items()
+        if at in then and end.offset < then[at].offset and end.epoch < then[at].epoch
     ]
 
 

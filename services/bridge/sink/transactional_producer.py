@@ -66,10 +66,7 @@ class TransactionalProducer:
         slot: str,
         refused: Refused | None = None,
     ) -> None:
-        """Make the pair of producers and the checks of where their transactions ended.
-
-        `hanging.settle_all` gives `markers` its `look`.
-        """
+        """Make two producers, and `markers`, whose `look` hanging.settle_all sets."""
         self.tails = Tails(slot, kafka.topic_prefix, partial(cut_off, kafka))
         self.markers = MarkerCheck(topics, lambda: None, self.tails.judge)
         self._touched: set[str] = set()

@@ -344,6 +344,7 @@ class ChunkSource:
         rows_max: int,
         bytes_max: int,
     ) -> Chunk:
+        """Read a chunk of a table behind the key `last`. Raise NotNow where it must wait."""
         limits = {"rows_max": rows_max, "bytes_max": bytes_max}
         try:
             return reader.read(table.shape, last, table.where, table.before, **limits)

@@ -84,6 +84,7 @@ def fault_of(
 
 
 def _misplaced(where: str, subscription: Subscription, node: Node, name: str) -> Blocker | None:
+    """Return why the node's slot `name` can't feed the subscription from its position."""
     state, token = node.known_state, _lost(node, name)
     slot = state.slot(name)
     position, switch = subscription.remote_lsn, state.switch_lsn

@@ -134,6 +134,7 @@ def _counts_as_off(view: View, new: Node) -> str:
 
 
 def _require_gone(view: View, node: Node, request: Request, *, suspect: bool) -> None:
+    """Raise where the node may still be a primary. `suspect`: there are signs that it is."""
     if node.standby or node.reach is Reach.REFUSED or drained(node, request):
         return
     if node.leading:

@@ -48,6 +48,7 @@ from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
 from services.waiter import Waiter
+from tests.promises.bridge.compiled_row import encoded
 from tests.promises.bridge.conftest import COMPILED
 from tests.promises.bridge.known_registry import KnownRegistry
 from tests.promises.bridge.wire import encode
@@ -260,9 +261,7 @@ def written(kind: str, value: bytes) -> Event | None:
     opening, names = '{"op":"c","before":null,"after":{', '"schema":"s","table":"t",'
     frame = Frame("c", opening, names, metadata=True)
     write = writer(Event, "topic", "s.t", [column], 1, frame)
-    data = b"I\0\0\0\7N\0\1t" + len(value).to_bytes(4) + value
-    made: Event | None = write(data, 8, 9, 2, 1, 1, "head", "order", "tail", "")
-    return made
+    return encoded(write, b"I\0\0\0\7N\0\1t" + len(value).to_bytes(4) + value)
 
 
 @given(st.sampled_from(sorted(KINDS)), values)

@@ -10,6 +10,7 @@ from schemas.events import PLACEHOLDER_VALUES_HEADER, UNAVAILABLE
 from services.bridge.events.event import Event
 from services.bridge.events.row_encoders import Column, Frame, holds_placeholder, writer
 from services.bridge.events.values import plain
+from tests.promises.bridge.compiled_row import encoded
 from tests.promises.bridge.conftest import COMPILED, NewBridge
 from tests.promises.bridge.reading import Record, read_committed
 from tests.promises.bridge.running import Bridge
@@ -95,8 +96,7 @@ def test_the_fast_way_leaves_such_values_to_the_long_way(ascii: bool) -> None:
         data = b"I\0\0\0\7N\0\2"
         for value in map(str.encode, values):
             data += b"t" + len(value).to_bytes(4) + value
-        made: Event | None = write(data, 8, 9, 2, 1, 1, "head", "order", "tail", "")
-        return made
+        return encoded(write, data)
 
     other = "x" if ascii else "ö"
     assert written(other, UNAVAILABLE) is None
@@ -116,6 +116,6 @@ def test_what_stands_for_a_number_that_is_never_stored_apart_looks_like_no_value
     write = writer(Event, "topic", "s.t", [column], 1, frame)
     for value in (b"0", b"17"):
         data = b"I\0\0\0\7N\0\1t" + len(value).to_bytes(4) + value
-        assert write(data, 8, 9, 2, 1, 1, "head", "order", "tail", "") is not None
+        assert encoded(write, data) is not None
     assert not holds_placeholder(unavailable)
     assert holds_placeholder(f'["{UNAVAILABLE}"]')
