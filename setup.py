@@ -1,7 +1,7 @@
 """Builds the compiled part (services/bridge/compiled); without a C compiler all goes without it.
 
-A wheel gets copies of sql/, docs/ and examples/ inside services/shipped, for the commands of these
-names.
+A wheel gets copies of sql/, docs/, examples/ and the chart's dashboards inside services/shipped,
+for the commands of these names.
 Each module knows the digest of all sources: one that is older is not used. So all are built anew.
 """
 
@@ -41,10 +41,16 @@ class BuildWithShippedFiles(build_py):
         super().run()
         if self.editable_mode:
             return
-        for folder, ending in (("sql", ".sql"), ("docs", ".md"), ("examples", "")):
+        for folder, ending, kind in (
+            ("sql", ".sql", "sql"),
+            ("docs", ".md", "docs"),
+            ("examples", "", "examples"),
+            ("helm/slotbridge/dashboards", ".json", "examples/dashboards"),
+        ):
             for file in Path(folder).rglob(f"*{ending}"):
                 if file.is_file() and "__pycache__" not in file.parts:
-                    target = Path(self.build_lib, "services/shipped", file)
+                    shipped = Path(self.build_lib, "services/shipped", kind)
+                    target = shipped / file.relative_to(folder)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, target)
 

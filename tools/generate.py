@@ -247,11 +247,7 @@ def generated() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema(), indent=1, sort_keys=True) + "\n",
         CHART / "README.md": readme(),
         CHART / "Chart.yaml": chart_file(),
-        **{
-            folder / "dashboards" / f"{name}.json": dashboard(name)
-            for folder in (CHART, ROOT / "examples")
-            for name in DASHBOARDS
-        },
+        **{CHART / "dashboards" / f"{name}.json": dashboard(name) for name in DASHBOARDS},
         ROOT / "examples/prometheus/alerts.yml": alerts(),
         ROOT / "docs/reference/settings.md": page(),
         ROOT / "docs/reference/metrics.md": metrics_page(),

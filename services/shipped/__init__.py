@@ -1,7 +1,7 @@
 """The SQL scripts, documents and examples that an installed package brings with it.
 
-setup.py copies sql/, docs/ and examples/ of the checkout into this package when a wheel is built.
-In a checkout, where nothing is copied, they are read from where they are.
+setup.py copies sql/, docs/ and examples/ of the checkout into this package when a wheel is built,
+and the chart's dashboards into examples/. In a checkout they are read from where they are.
 """
 
 import re
@@ -18,20 +18,14 @@ _INCLUDE: Final = re.compile(r"^\\ir (\S+)\.sql$", re.MULTILINE)
 
 def names(kind: Kind) -> list[str]:
     """Return the names of all files of a kind. Raise SetupError if there are none."""
-    folder, ending = _folder(kind), _ENDINGS[kind]
-    found = sorted(
-        path.relative_to(folder).as_posix().removesuffix(ending)
-        for path in folder.rglob(f"*{ending}")
-        if path.is_file() and "__pycache__" not in path.parts
-    )
-    if not found:
+    if not (found := _files(kind)):
         raise SetupError(
             f"the package has no {kind} files",
             operation=f"read {kind}",
             hint="install slotbridge from its wheel, or run it in a checkout",
             exit_code=ExitCode.PROGRAM_MISSING,
         )
-    return found
+    return sorted(found)
 
 
 def text(kind: Kind, name: str) -> str:
@@ -52,13 +46,24 @@ def text(kind: Kind, name: str) -> str:
             operation=f"read {kind}",
             hint=f"choose one of {', '.join(known.values())}",
         )
-    found = (_folder(kind) / f"{known[stem]}{_ENDINGS[kind]}").read_text(encoding="utf-8")
+    found = _files(kind)[known[stem]].read_text(encoding="utf-8")
     if kind == "sql":
         return _INCLUDE.sub(lambda match: text("sql", match[1]).rstrip("\n"), found)
     return found
 
 
-def _folder(kind: Kind) -> Path:
-    here = Path(__file__).parent
-    inside = here / kind
-    return inside if inside.is_dir() else here.parents[1] / kind
+def _files(kind: Kind) -> dict[str, Path]:
+    """Return name -> file of all files of a kind."""
+    here, ending = Path(__file__).parent, _ENDINGS[kind]
+    checkout = here.parents[1]
+    folders = {"": here / kind}
+    if not (here / kind).is_dir():
+        folders = {"": checkout / kind}
+        if kind == "examples":
+            folders["dashboards/"] = checkout / "helm" / "slotbridge" / "dashboards"
+    return {
+        prefix + path.relative_to(folder).as_posix().removesuffix(ending): path
+        for prefix, folder in folders.items()
+        for path in folder.rglob(f"*{ending}")
+        if path.is_file() and "__pycache__" not in path.parts
+    }

@@ -25,7 +25,7 @@ from tests.providers.waiting import eventually, patient
 pytestmark = pytest.mark.long  # it gets packages and compiles
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("slotbridge", "schemas", "services", "spark_consumers")
-SOURCES = (*PACKAGES, "sql", "docs", "examples", "requirements")
+SOURCES = (*PACKAGES, "sql", "docs", "examples", "requirements", "helm")
 FILES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "Makefile"),
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
@@ -77,7 +77,7 @@ def test_the_sdist_and_the_wheel_have_what_they_need(sdist: Path, wheel: Path) -
     names = zipfile.ZipFile(wheel).namelist()
     assert "services/shipped/sql/roles.sql" in names
     assert "services/shipped/docs/start/install.md" in names
-    examples = ("rejoin", "bridge.yaml", "systemd/slotbridge.service")
+    examples = ("rejoin", "bridge.yaml", "dashboards/bridge.json", "systemd/slotbridge.service")
     assert {f"services/shipped/examples/{name}" for name in examples} <= set(names)
     typed = {f"{name}/py.typed" for name in PACKAGES}
     assert typed <= set(names)
