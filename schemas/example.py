@@ -71,7 +71,10 @@ def example_file(sections: Iterable[str] = USUAL, values: Mapping[str, Value] | 
 
 def as_yaml(text: str) -> str:
     """Return a text as a YAML scalar in one line."""
-    return yaml.safe_dump(text, width=10_000, allow_unicode=True).split("\n")[0]
+    plain, *more = yaml.safe_dump(text, width=10_000, allow_unicode=True).splitlines()
+    if not any(one != "..." for one in more):
+        return plain
+    return yaml.safe_dump(text, width=10_000, default_style='"').rstrip("\n")
 
 
 def _entry(key: Key, values: Mapping[str, Value]) -> list[str]:

@@ -42,7 +42,7 @@ def overview(pair: Pair) -> Iterator[str]:
         yield f"{role}  {node.host}:{node.port}, PostgreSQL {_version(node)}"
     for host, why in pair.silent:
         yield f"not judged: {host}: {why}"
-    yield f"tables of database {pair.database}:"
+    yield f"tables of database {_plain(pair.database)}:"
     for table in pair.tables:
         yield f"  {_plain(table.full_name)}: {described(table)}"
 
