@@ -153,8 +153,9 @@ def test_preflight_names_the_acls_that_a_principal_lacks(
         assert not [one for one in denied if not one["remedy"]["text"]]
         return sorted((one["subject"], one["evidence"]) for one in denied)
 
-    group, topics = [subject for subject, _ in refused()]
-    assert group == "group slotbridge-start-preflight"
+    # The principal is the module's: another test may have let it read in the group already.
+    *group, topics = [subject for subject, _ in refused()]
+    assert group in ([], ["group slotbridge-start-preflight"])
     assert topics.startswith(f"topics {topic_prefix}.progress")
     allow(secured.broker, "User:bridge", topic_prefix, [one for one in ACLS if one[2] != WRITE])
     admin = AdminClient({"bootstrap.servers": secured.broker.bootstrap_servers})
