@@ -183,9 +183,9 @@ class TablesSettings(_Part):
     on_changed_type: Literal["park", "new_column"] = "park"
     """What to do when a column's new type can't hold its old values: park the table, or keep these
     values in `column__old<n>`."""
-    trigger_interval_ms: Milliseconds = 2_000
-    """Shortest time between the beginnings of two epochs: the streaming query's trigger
-    (processingTime)."""
+    trigger_interval_ms: Milliseconds = 500
+    """Shortest time between the beginnings of two epochs, and how often an idle query looks for
+    transactions: its trigger (processingTime). An epoch that takes longer is followed at once."""
     transaction_offsets_per_trigger_max: int = Field(60_000, ge=1)
     """Most offsets of `<prefix>.transaction` in one micro-batch (maxOffsetsPerTrigger). A
     transaction has two or three."""
@@ -210,9 +210,10 @@ class TablesSettings(_Part):
     compact_files_min: int = Field(12, ge=2)
     """A table (or partition) is compacted once at least this many files can be put together."""
     key_index: bool = False
-    """Find the rows of large tables that change by an index of their keys, which is kept in the
-    warehouse's folder, or in this machine's folder for temporary files: what an epoch costs then
-    does not grow with the table. 16 bytes a row, and its key's bytes unless that is one integer."""
+    """Index the keys of tables of more than 5,000,000 rows, too, and use the index in large epochs:
+    what an epoch costs then does not grow with the table. Indexes are kept in the warehouse's
+    folder, or in this machine's folder for temporary files: 16 bytes a row, and its key's bytes
+    unless that is one integer."""
     orphans_older_ms: int = Field(24 * 3600 * 1000, ge=3600 * 1000)
     """`maintain` removes files that no snapshot names once they are older than this; at least an
     hour, as no snapshot names the files of an epoch under way. Keep it longer than an epoch

@@ -34,7 +34,7 @@ from spark_consumers.epochs.next_record import next_record
 from spark_consumers.epochs.parking import Parking
 from spark_consumers.epochs.publication import TableCommit, commits_of, publish
 from spark_consumers.epochs.rebuilds import Rebuilds, Topics
-from spark_consumers.epochs.report import EpochReport, table_report
+from spark_consumers.epochs.report import EpochReport, table_reports
 from spark_consumers.epochs.small_topics import SmallTopics
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.epochs.table_writer import Work
@@ -45,6 +45,7 @@ from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.table_note import NEVER
 from spark_consumers.iceberg.tables import OpenTable, State, Tables
+from spark_consumers.kafka.few_records import RecordReader
 from spark_consumers.kafka.reader import PATIENCE_S, TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, Transactions
@@ -69,7 +70,8 @@ class EpochRunner:
         self._ledger = Ledger(self._tables.namespace, self._settings)
         self._topics = topics = TopicOffsets(kafka, patience_s=PATIENCE_S)
         whole = self._settings.on_bad_event == "quarantine"
-        self._reader = EventReader(spark, kafka, topics, settings.registry, whole=whole)
+        self._few = few = RecordReader(kafka)
+        self._reader = EventReader(spark, kafka, topics, settings.registry, whole=whole, few=few)
         self.small_topics = SmallTopics(kafka, topics, self._settings, self._naming)
         self._shapes, self._dead = self.small_topics.shapes, self.small_topics.dead
         self._last_request = self._ledger.asked(spark)
@@ -90,13 +92,12 @@ class EpochRunner:
         self.parking.refuse_rolled_back(self._record)
         read = Topics(topics, self._reader, self._shapes, self._dead, self._topic)
         self.rebuilds = Rebuilds(spark, self._settings, self._tables, read, self.parking)
-        self._brought: Counter[str] = Counter()
-        self.topic = TransactionTopic(kafka, topics, self.follows, traced=settings.tracing.enabled)
+        self._brought, traced = Counter[str](), settings.tracing.enabled
+        self.topic = TransactionTopic(kafka, topics, self.follows, traced=traced, few=few)
         self._topic_id = self._record.transaction_topic_id
-        done, read_to = self._record.commit_lsn, self._record.transaction_offset
-        self._log = Transactions(read_to, done, self._redo_lsn)
-        self._recorded_ms = 0
-        self._current = False
+        record = self._record
+        self._log = Transactions(record.transaction_offset, record.commit_lsn, self._redo_lsn)
+        self._recorded_ms, self._current = 0, False
         """Whether shapes and divergences are known as of the transactions that were taken."""
 
     @property
@@ -155,6 +156,7 @@ class EpochRunner:
     def close(self) -> None:
         """Close the connections to the broker, and give back the key indexes."""
         self._stage.close()
+        self._few.close()
         self.small_topics.close()
 
     def take(self, records: DataFrame, offset: int) -> None:
@@ -163,7 +165,7 @@ class EpochRunner:
         Records that were taken before, and those of transactions that the tables have, change
         nothing. Raise OperatorNeeded where the topic was made again.
         """
-        ends = list(self.topic.ends(records, self._record.commit_lsn))
+        ends = list(self.topic.taken(records, self.offset, offset, self._record.commit_lsn))
         # Ask for the id after the read: so the records are of the known topic, or of no topic.
         before = self.goes_on or self._record.transaction_offset is not None
         self._topic_id = self.topic.require_same(self._topic_id, before=before)
@@ -212,10 +214,9 @@ class EpochRunner:
         self._redo_lsn = None
         self._brought = cut.counts
         self._stage.follow(adopted)
-        reported = {*cut.counts, *(self.rebuilds.ready.keys() & adopted.keys())}
-        reported -= self.parking.tables.keys()
-        ways, found = self._stage.ways, taken.summaries
-        reports = {n: table_report(found.get(self._topic(n)), ways.get(n)) for n in reported}
+        names = cut.counts.keys() | (self.rebuilds.ready.keys() & adopted.keys())
+        topics = {n: self._topic(n) for n in names - self.parking.tables.keys()}
+        reports = table_reports(topics, taken.summaries, self._stage.ways, self._stage.why)
         refused, self.parking.refused = self.parking.refused, {}
         return EpochReport(
             epoch,
@@ -362,9 +363,8 @@ class EpochRunner:
             record = next_record(self._spark, done, epoch, cut, *given)
             prepare = partial(self._ledger.prepare, self._spark, record)
             entered = prepare()
-            tables = commits_of(adopted.values())
             last = TableCommit(self._ledger.identifier, entered.transaction)
-            if publish(self._spark, tables, last, prepare):
+            if publish(self._spark, commits_of(adopted.values()), last, prepare):
                 break
         else:
             raise catalog.overtaken(self._ledger.identifier)

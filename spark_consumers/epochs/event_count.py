@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from schemas.errors import OperatorNeeded
+from spark_consumers.epochs.epoch_events import EpochEvents
 from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
@@ -27,7 +27,7 @@ class Counts:
         topic: TransactionTopic,
         record: EpochRecord,
         ends: Sequence[EndEvent],
-        events: DataFrame,
+        events: EpochEvents,
         counted: Mapping[str, int],
     ) -> None:
         """Compare `events` after the epoch of `record` with `counted`, the sums of `ends`."""
@@ -42,7 +42,7 @@ class Counts:
     @cached_property
     def oldest_lsn(self) -> int:
         """The commit LSN of Kafka's first transaction; NEVER where a record says what is next."""
-        return NEVER if self._recorded else self._topic.oldest_lsn(self._events.sparkSession)
+        return NEVER if self._recorded else self._topic.oldest_lsn(self._events.frame.sparkSession)
 
     def require(self, name: str, summary: TopicSummary) -> None:
         """Raise OperatorNeeded where a table has more events than are counted.
@@ -52,7 +52,7 @@ class Counts:
         surplus = summary.counted(self.after_lsn) - self.counted[name]
         if surplus <= 0 or not self._count_all():
             return
-        own = changes.own_events(self._events, summary.topic).where("NOT earlier")
+        own = changes.own_events(self._events.frame, summary.topic).where("NOT earlier")
         place = "concat(partition, '@', offset)"
         found = own.groupBy("commit_lsn").agg(
             F.expr("count(DISTINCT seq) AS events"),

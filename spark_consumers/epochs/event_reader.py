@@ -2,22 +2,27 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.errors import SlotbridgeError
 from schemas.events import PLACEHOLDER_VALUES_HEADER
 from schemas.registry import RegistrySettings
 from schemas.settings import KafkaSettings
-from spark_consumers.epochs.topic_summary import TopicSummary, summarize
+from spark_consumers.epochs import missing_events
+from spark_consumers.epochs.epoch_events import EpochEvents
+from spark_consumers.epochs.few_events import Bounds
+from spark_consumers.epochs.missing_events import Wanted
+from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
-from spark_consumers.iceberg.table_note import LostBeginningError, MissingEventsError
+from spark_consumers.iceberg.table_note import LostBeginningError
+from spark_consumers.kafka.few_records import RecordReader
 from spark_consumers.kafka.formats import as_plain_json
 from spark_consumers.kafka.reader import Offsets, TopicOffsets, reader_options
 from spark_consumers.kafka.transactions import Cut
@@ -32,7 +37,6 @@ stands in for it."""
 _PLACEHOLDER_VALUES = (
     f"CAST(get(filter(headers, h -> h.key = '{PLACEHOLDER_VALUES_HEADER}'), 0).value AS string)"
 )
-_MISSING = -1
 _ARRIVAL_INTERVAL_S = 0.05
 _ASKING_INTERVAL_S = 0.2
 SMALL_RECORDS_MAX = 5_000
@@ -40,31 +44,10 @@ SMALL_RECORDS_MAX = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The part of a topic to read.
-
-    `table`: the source table. `events`: how many events the transactions' ENDs count. `after_lsn`:
-    the commit LSN that the table has, where it differs from the group's. `counted_after`: `events`
-    are those after this LSN; None: after the group's. `resumes`: the topic is read from where the
-    table's last epoch ended; otherwise a table behind the group is read from the beginning.
-    `needs_first`: the table has nothing yet, and the topic must have its first events. `unread`:
-    earlier epochs have not read the topic, so that any of its transactions may be still to be seen.
-    """
-
-    table: str
-    events: int
-    after_lsn: int | None = None
-    counted_after: int | None = None
-    resumes: bool = False
-    needs_first: bool = True
-    unread: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Taken:
-    """An epoch's events, persisted, what each topic brings, and where the next ones are."""
+    """An epoch's events, what each topic brings, and where the next ones are."""
 
-    events: DataFrame
+    events: EpochEvents
     summaries: dict[str, TopicSummary]
     offsets: Offsets
 
@@ -105,13 +88,18 @@ class EventReader:
         registry: RegistrySettings | None,
         *,
         whole: bool = False,
+        few: RecordReader | None = None,
     ) -> None:
-        """Read events from Kafka, in its formats; with `whole`, the events keep their text."""
+        """Read events from Kafka, in its formats; with `whole`, the events keep their text.
+
+        `few`: reads small epochs into this process.
+        """
         self._registry = registry
         self._whole = whole
         self._spark = spark
         self._kafka = kafka
         self._topics = topics
+        self._few = few if {kafka.key_format, kafka.value_format} == {"json"} else None
 
     def read(
         self,
@@ -142,38 +130,51 @@ class EventReader:
             wanted = {topic: want for topic, want in wanted.items() if topic in starts}
             under_way.begin(sum(want.events for want in wanted.values()))
             ends, settled = self._ends(starts, near, cut.read_ms)
-            records = self.records(starts, ends)
-            events = changes.events(
-                records, after_lsn, cut.commit_lsn, others, counted=counted, whole=self._whole
-            )
-            events = events.coalesce(self._tasks(starts, ends)).persist(
-                StorageLevel.MEMORY_AND_DISK
-            )
+            make = partial(self._frame, starts, ends, cut, after_lsn, others, counted)
+            had = {
+                t: Bounds(others.get(t, after_lsn), cut.commit_lsn, counted.get(t, after_lsn))
+                for t in starts
+            }
+            events = EpochEvents(make).read(self._few, starts, ends, had)
             with ExitStack() as freed:  # not kept by Spark whatever happens here
                 freed.callback(events.unpersist)
-                summaries = summarize(
-                    changes.summary(events).collect(), changes.positions(events).collect()
-                )
+                summaries = events.summaries()
                 now = time.monotonic()
                 short_s = -1.0 if short_since is None else now - short_since
                 late = short_s >= min(_STANDS_IN_AFTER_S, ARRIVAL_DEADLINE_S)
                 short = {t: 0 for t, want in wanted.items() if want.unread and t not in settled}
-                short |= _short(wanted, summaries, after_lsn, settled if late else ())
+                short |= missing_events.short(wanted, summaries, after_lsn, settled if late else ())
                 if short and short_s > ARRIVAL_DEADLINE_S:
-                    _require_settled(short, wanted, cut, settled)
-                    self._refuse_short(short, wanted, cut, refuse)
+                    missing_events.require_settled(short, wanted, cut, settled)
+                    missing_events.refuse(short, wanted, cut, refuse)
                     summaries = {t: s for t, s in summaries.items() if t not in short}
                     ends = {t: numbers for t, numbers in ends.items() if t not in short}
                     short = {}
                 if not short:
                     freed.pop_all()
-                    return Taken(events, summaries, _next(ends, summaries))
+                    return Taken(events, summaries, missing_events.next_offsets(ends, summaries))
             short_since = now if short_since is None else short_since
             near = None
             time.sleep(_ARRIVAL_INTERVAL_S)
             grown = self._grown({topic: starts[topic] for topic in short})
             starts = {topic: at for topic, at in starts.items() if topic not in grown}
             starts |= self._starts({t: wanted[t] for t in grown}, known, check, refuse)
+
+    def _frame(
+        self,
+        starts: Offsets,
+        ends: Offsets,
+        cut: Cut,
+        after_lsn: int,
+        others: Mapping[str, int],
+        counted: Mapping[str, int],
+    ) -> DataFrame:
+        """Return the events between offsets, to be read by Spark."""
+        records, upto_lsn = self.records(starts, ends), cut.commit_lsn
+        found = changes.events(
+            records, after_lsn, upto_lsn, others, counted=counted, whole=self._whole
+        )
+        return found.coalesce(self._tasks(starts, ends))
 
     def _grown(self, starts: Offsets) -> set[str]:
         """Ask anew for the partitions of topics; return those that have more than in `starts`.
@@ -183,28 +184,6 @@ class EventReader:
         self._topics.refresh(*starts)
         found = self._topics.all_partitions(starts)
         return {topic for topic, numbers in found.items() if set(numbers) - set(starts[topic])}
-
-    @staticmethod
-    def _refuse_short(
-        short: Mapping[str, int],
-        wanted: Mapping[str, Wanted],
-        cut: Cut,
-        refuse: Callable[[str, SlotbridgeError], None],
-    ) -> None:
-        """Refuse the tables of topics that lack events (`short`: how many)."""
-        for topic, count in short.items():
-            error = MissingEventsError(
-                f"Kafka lacks {count} events of {wanted[topic].table} that its transaction "
-                "topic counts",
-                operation="read events",
-                subject=topic,
-                lsn=cut.commit_lsn,
-                hint="a bridge that was killed publishes them at its next start. `slottables "
-                f"rebuild --table {wanted[topic].table}` brings the table back without what "
-                "Kafka has lost, and marks it as incomplete",
-            )
-            error.count = count
-            refuse(wanted[topic].table, error)
 
     def _tasks(self, starts: Offsets, ends: Offsets) -> int:
         """Return into how many Spark tasks an epoch's events are split.
@@ -274,7 +253,7 @@ class EventReader:
             nonlocal lacking
             there = self._topics.all_partitions(read)
             ends = self._topics.stable({t: numbers for t, numbers in there.items() if numbers})
-            lacking = _lacking(read, ends)
+            lacking = missing_events.lacking(read, ends)
             if lacking:
                 self._topics.refresh(*lacking)
             return not lacking
@@ -294,10 +273,12 @@ class EventReader:
         ends = self._topics.stable(partitions)
         if near is not None:
             deadline = time.monotonic() + VISIBLE_DEADLINE_S
-            while _some_before(ends, until) and time.monotonic() < deadline:
+            while missing_events.some_before(ends, until) and time.monotonic() < deadline:
                 time.sleep(_ARRIVAL_INTERVAL_S)
                 ends = self._topics.stable(partitions)
-        settled = {t for t in ends if read_ms > 0 and not _some_before({t: ends[t]}, until)}
+        settled = {
+            t for t in ends if read_ms > 0 and not missing_events.some_before({t: ends[t]}, until)
+        }
         if near is not None:
             ends = {t: {n: min(at, until[t][n]) for n, at in p.items()} for t, p in ends.items()}
         return {
@@ -325,75 +306,6 @@ class EventReader:
             .drop("headers")
         )
         return as_plain_json(found, self._kafka, self._registry)
-
-
-def _short(
-    wanted: Mapping[str, Wanted],
-    summaries: Mapping[str, TopicSummary],
-    after_lsn: int,
-    settled: Collection[str],
-) -> dict[str, int]:
-    """Return topic -> number of missing events, for each topic that lacks some.
-
-    A record that can't be read may be one of the counted events, or anybody's: it stands in for a
-    counted one only where nothing else can come any more (topics in `settled`). Pure.
-    """
-    found = {}
-    for topic, want in wanted.items():
-        summary = summaries.get(topic, TopicSummary(topic))
-        counted_after = after_lsn if want.counted_after is None else want.counted_after
-        there = summary.counted(counted_after) + (summary.refused_count if topic in settled else 0)
-        if there < want.events:
-            found[topic] = want.events - there
-    return found
-
-
-def _require_settled(
-    short: Mapping[str, int],
-    wanted: Mapping[str, Wanted],
-    cut: Cut,
-    settled: Collection[str],
-) -> None:
-    """Raise Retryable for a topic whose missing events an open transaction may bring. Pure."""
-    for topic, count in short.items():
-        if topic not in settled:
-            raise Retryable(
-                f"Kafka does not show {count or 'all'} events of {wanted[topic].table} yet: a "
-                "transaction in the topic is neither committed nor aborted",
-                operation="read events",
-                subject=topic,
-                lsn=cut.commit_lsn,
-                hint="start the bridge, which ends its transactions that hang; then start "
-                "slottables again",
-                exit_code=ExitCode.KAFKA_UNREACHABLE,
-            )
-
-
-def _lacking(read: Offsets, ends: Offsets) -> dict[str, int]:
-    """Return the topics that end before what was read, each with its highest such offset. Pure."""
-    found: dict[str, int] = {}
-    for topic, offsets in read.items():
-        for n, at in offsets.items():
-            if at > ends.get(topic, {}).get(n, _MISSING):
-                found[topic] = max(found.get(topic, 0), at)
-    return found
-
-
-def _some_before(some: Offsets, others: Offsets) -> bool:
-    return any(
-        at < others[topic][n] for topic, partitions in some.items() for n, at in partitions.items()
-    )
-
-
-def _next(ends: Offsets, summaries: Mapping[str, TopicSummary]) -> Offsets:
-    """Return where the next read begins: behind each topic's last event, or at its end."""
-    return {
-        topic: {
-            number: (summaries[topic].next_offsets.get(number, end) if topic in summaries else end)
-            for number, end in numbers.items()
-        }
-        for topic, numbers in ends.items()
-    }
 
 
 def _json(offsets: Offsets) -> str:

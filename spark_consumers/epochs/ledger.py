@@ -33,6 +33,7 @@ from spark_consumers.iceberg.layout import FEW_METADATA_FILES
 from spark_consumers.iceberg.maintenance import Recorded
 from spark_consumers.iceberg.retention import Retention
 from spark_consumers.iceberg.table_note import NEVER, Parked
+from spark_consumers.java import table_files
 from spark_consumers.kafka.reader import Offsets
 from spark_consumers.sql import pairs
 
@@ -119,6 +120,7 @@ class Ledger:
         self.audits = AuditLog(namespace)
         self._most = settings.epochs_kept
         self._retention = Retention.of(settings)
+        self._made = False
 
     def last(self, spark: SparkSession) -> EpochRecord | None:
         """Return the last epoch, None before the first."""
@@ -137,22 +139,20 @@ class Ledger:
 
         Raise Retryable (LOCKED) where another writer has recorded the epoch already.
         """
-        if not spark.catalog.tableExists(self.identifier):
+        if not self._made and not spark.catalog.tableExists(self.identifier):
             spark.sql(
                 f"CREATE TABLE {self.identifier} (note string) USING iceberg"
                 f" TBLPROPERTIES ({pairs(_PROPERTIES | FEW_METADATA_FILES)})"
             )
         table = catalog.load(spark, self.identifier)
-        transaction = table.newTransaction()  # loads the table anew: what follows sees that one
-        last = _record(catalog.summary(table))
-        if last is not None and last.epoch >= record.epoch:
+        self._made = True
+        values = {f"slotbridge.{name}": value for name, value in _values(record).items()}
+        given = json.dumps(values), catalog.EPOCH, record.epoch
+        transaction = table_files(table).record(table, *given)
+        if transaction is None:
             raise catalog.overtaken(self.identifier)
-        found = catalog.properties(table)
-        append = transaction.newFastAppend()
-        for name, value in _values(record).items():
-            append.set(f"slotbridge.{name}", value)
-        append.commit()
-        return Entered(transaction, found.get(ASKED, ""))
+        asked = transaction.startMetadata().properties().get(ASKED)
+        return Entered(transaction, asked or "")
 
     def thin_at_times(self, spark: SparkSession, epoch: int) -> None:
         """Thin the record once in 64 epochs."""

@@ -83,13 +83,7 @@ class Metrics:
             name: Counter(f"slottables_{name}", text, registry=self.registry)
             for name, text in _COUNTERS.items()
         }
-        self._writes = Counter(
-            "slottables_table_writes",
-            "Writes of epochs into tables, by method: append, replace, merge; index or scan if "
-            "rows were deleted by position, which the key index or a scan of the table found.",
-            ["way"],
-            registry=self.registry,
-        )
+        self._count_ways()
         self._tables = TableMetrics(self.registry)
         self._audits = AuditMetrics(self.registry)
         self._batch_seconds = Histogram(
@@ -121,6 +115,23 @@ class Metrics:
             "dropped (too many waited for the receiver). No series while tables.openlineage is "
             "off.",
             ["outcome"],
+            registry=self.registry,
+        )
+
+    def _count_ways(self) -> None:
+        """Make the counters of the ways in which epochs came into tables."""
+        self._writes = Counter(
+            "slottables_table_writes",
+            "Writes of epochs into tables, by method: driver (without Spark); append, replace, "
+            "merge; index or scan if rows were deleted by position, which the key index or a scan "
+            "of the table found.",
+            ["way"],
+            registry=self.registry,
+        )
+        self._by_spark = Counter(
+            "slottables_table_by_spark",
+            "Writes of epochs into tables that Spark made, by the reason why the driver did not.",
+            ["reason"],
             registry=self.registry,
         )
 
@@ -182,6 +193,8 @@ class Metrics:
             self._tables.rows.labels(name).inc(table.rows)
             if table.way:
                 self._writes.labels(table.way).inc()
+            if table.why:
+                self._by_spark.labels(table.why.partition(":")[0]).inc()
         self._epoch.set(report.epoch)
         self._lsn.set(report.commit_lsn)
         self.state.commit_lsn = report.commit_lsn

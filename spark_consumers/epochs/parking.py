@@ -30,9 +30,9 @@ from schemas.errors import (
 )
 from schemas.naming import schema_and_table
 from schemas.tables import TablesSettings
-from spark_consumers.epochs.event_reader import Wanted
 from spark_consumers.epochs.last_epoch import is_ahead
 from spark_consumers.epochs.ledger import EpochRecord, ParkedTable
+from spark_consumers.epochs.missing_events import Wanted
 from spark_consumers.failures import FOREIGN, cause_of, translated
 from spark_consumers.iceberg import catalog, rollback, staging, sums
 from spark_consumers.iceberg.table_note import NEVER, RebuildNote, TableFailedError, parked_by

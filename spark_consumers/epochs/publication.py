@@ -12,10 +12,10 @@ Sources: `JdbcTableOperations.doCommit` and `JdbcUtil` (Iceberg core) for the ro
 `iceberg_tables`, whose statement this repeats for several tables; `RESTCatalog.commitTransaction`.
 """
 
-import contextlib
+import json
 import re
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import structlog
@@ -29,6 +29,7 @@ from spark_consumers.failures import text_of
 from spark_consumers.iceberg.commits import compare_and_set
 from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.java import java_class
+from spark_consumers.java import table_files as program
 from spark_consumers.session import CATALOG
 
 log = structlog.get_logger()
@@ -38,7 +39,6 @@ _UPDATE = (
     "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ? WHERE"
     " catalog_name = ? AND table_namespace = ? AND table_name = ? AND metadata_location = ?"
 )
-_CODEC = "write.metadata.compression-codec"
 _NAME = re.compile("`((?:[^`]|``)*)`")
 _ATTEMPTS = 10
 """To commit the record by itself: commands set properties of its table meanwhile."""
@@ -134,21 +134,15 @@ def _by_sql(
     if not _replace_locations(spark, str(catalog.name()), changes, written):
         for change in changes:
             change.transaction.underlyingOps().io().deleteFile(written[change.identifier])
-        _remove_manifest_list(record)
+        program(catalog).removeNew(_transactions(changes))
         return False
-    at_once(_remove_old_metadata, changes)
+    program(catalog).removeOld(_transactions(changes))
     return True
 
 
 def _write_metadata(transaction: Any) -> str:
     """Write the metadata file that a transaction leads to; return its location."""
-    metadata, operations = transaction.currentMetadata(), transaction.underlyingOps()
-    parser = java_class(metadata, "org.apache.iceberg.TableMetadataParser")
-    suffix = parser.getFileExtension(metadata.property(_CODEC, "none"))
-    name = f"{operations.currentVersion() + 1:05d}-{uuid.uuid4()}{suffix}"
-    place = str(operations.temp(metadata).metadataFileLocation(name))
-    parser.overwrite(metadata, operations.io().newOutputFile(place))
-    return place
+    return str(program(transaction).write(transaction))
 
 
 def _replace_locations(
@@ -156,61 +150,38 @@ def _replace_locations(
 ) -> bool:
     """Let the catalog name the metadata files that were written, all or none; tell which.
 
-    None, if for one table it no longer names the file that the changes began with.
+    None, if for one table it no longer names the file that the changes began with. The connection
+    has the catalog's own options.
     """
-    with _connection(spark) as connection:
-        statement = connection.prepareStatement(_UPDATE)
-        for change in changes:
-            before = str(change.transaction.startMetadata().metadataFileLocation())
-            values = written[change.identifier], before, catalog_name, *change.names, before
-            for place, value in enumerate(values, 1):
-                statement.setString(place, value)
-            if statement.executeUpdate() != 1:
-                connection.rollback()
-                return False
-        connection.commit()
-    return True
+    rows = []
+    for change in changes:
+        before = str(change.transaction.startMetadata().metadataFileLocation())
+        rows.append([written[change.identifier], before, catalog_name, *change.names, before])
+    uri, options = _database(spark)
+    done = program(options).updateAll(uri, options, _UPDATE, json.dumps(rows))
+    return bool(done)
 
 
-@contextlib.contextmanager
-def _connection(spark: SparkSession) -> Iterator[Any]:
-    """Connect to the JDBC catalog's database, with the catalog's own options.
-
-    By the driver itself: DriverManager gives Python none that came by `spark.jars`.
-    """
+@lru_cache(maxsize=2)
+def _database(spark: SparkSession) -> tuple[str, Any]:
+    """Return the URI of the JDBC catalog's database, and what its driver is given."""
     options = {n: v for n, v in spark.conf.getAll.items() if n.startswith(_OPTIONS)}
     given = {name.removeprefix(_OPTIONS): value for name, value in options.items()}
-    known = spark._jsparkSession
-    properties = java_class(known, "java.util.Properties")()
+    properties = java_class(spark._jsparkSession, "java.util.Properties")()
     for name, value in given.items():
         if name.startswith(_OF_DRIVER):
             properties.setProperty(name.removeprefix(_OF_DRIVER), value)
-    loader = java_class(known, "java.lang.Thread").currentThread().getContextClassLoader()
-    service = java_class(known, "java.lang.Class").forName("java.sql.Driver")
-    drivers = java_class(known, "java.util.ServiceLoader").load(service, loader).iterator()
-    connection = None
-    while connection is None:  # NoSuchElementException: no suitable driver
-        driver = drivers.next()
-        connection = driver.connect(given["uri"], properties)
-    try:
-        connection.setAutoCommit(False)
-        yield connection
-    finally:
-        connection.close()
+    return given["uri"], properties
 
 
-def _remove_old_metadata(change: TableCommit) -> None:
-    """Remove the metadata files that the table does not name any more, as each commit does."""
-    transaction = change.transaction
-    util = java_class(transaction, "org.apache.iceberg.CatalogUtil")
-    before, now = transaction.startMetadata(), transaction.currentMetadata()
-    util.deleteRemovedMetadataFiles(transaction.underlyingOps().io(), before, now)
-
-
-def _remove_manifest_list(record: TableCommit) -> None:
-    """Remove what the record's new snapshot has written, as it was not committed."""
-    snapshot = record.transaction.currentMetadata().currentSnapshot()
-    record.transaction.underlyingOps().io().deleteFile(snapshot.manifestListLocation())
+def _transactions(changes: Iterable[TableCommit]) -> Any:
+    """Return the transactions as a list of Java's."""
+    found = None
+    for change in changes:
+        if found is None:
+            found = java_class(change.transaction, "java.util.ArrayList")()
+        found.add(change.transaction)
+    return found
 
 
 def _by_rest(

@@ -16,7 +16,8 @@ class TableReport:
     """The changes of one table in an epoch.
 
     `duplicates`: events that it has had before. `way`: how its rows came into the table
-    (table_writer.Way), empty where it has had the epoch.
+    (table_writer.Way), empty where it has had the epoch. `why`: why Spark has brought them, and not
+    the driver by itself.
     """
 
     rows: int
@@ -24,6 +25,7 @@ class TableReport:
     duplicates: int
     commit_lsn_max: int
     way: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +72,36 @@ class EpochReport:
                     "duplicates": report.duplicates,
                     "commit_lsn_max": format_lsn(report.commit_lsn_max),
                     "way": report.way,
+                    "why": report.why,
                 }
                 for name, report in sorted(self.tables.items())
             },
         }
 
 
-def table_report(summary: "TopicSummary | None", way: str | None) -> TableReport:
-    """Return the report of a table; `summary` and `way` are None where it has had the epoch."""
-    if summary is None:
-        return TableReport(0, 0, 0, 0)
-    return TableReport(
-        summary.rows,
-        summary.events,
-        summary.late + summary.duplicates,
-        summary.lsn_max,
-        way=way or "",
-    )
+def table_reports(
+    topics: Mapping[str, str],
+    summaries: "Mapping[str, TopicSummary]",
+    ways: Mapping[str, str],
+    why: Mapping[str, str],
+) -> dict[str, TableReport]:
+    """Return the reports of tables, whose `topics` may have brought them nothing.
+
+    `ways`: how each part was written, `why`: the reason if by Spark; neither if a table has had it.
+    """
+    reports = {}
+    for name, topic in topics.items():
+        found, reports[name] = summaries.get(topic), TableReport(0, 0, 0, 0)
+        if found is not None:
+            reports[name] = TableReport(
+                found.rows,
+                found.events,
+                found.late + found.duplicates,
+                found.lsn_max,
+                way=ways.get(name, ""),
+                why=why.get(name, ""),
+            )
+    return reports
 
 
 def late_described(commit_lsn: int) -> dict[str, str]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -17,6 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from schemas.errors import SlotbridgeError
 from schemas.tables import TablesSettings
 from spark_consumers.epochs import incomplete_tables, snapshot_rows, table_writer
+from spark_consumers.epochs.driver_stage import DriverStage, Sealing
+from spark_consumers.epochs.epoch_events import EpochEvents
 from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.epochs.quarantine import Bad, Quarantine, without
 from spark_consumers.epochs.table_writer import Way, Work
@@ -24,6 +25,7 @@ from spark_consumers.epochs.threads import at_once
 from spark_consumers.events import changes
 from spark_consumers.iceberg import catalog, rollback, sums
 from spark_consumers.iceberg.delete_insert import Deletes
+from spark_consumers.iceberg.indexed_delete import Indexes, Target
 from spark_consumers.iceberg.layout import Layout, layout_of
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.iceberg.table_note import Incomplete
@@ -32,9 +34,6 @@ from spark_consumers.kafka.transactions import Cut
 from spark_consumers.key_index import folders
 from spark_consumers.liveness import tick, under_way
 from spark_consumers.session import local_folder
-
-if TYPE_CHECKING:
-    from spark_consumers.iceberg.indexed_delete import Indexes
 
 log = structlog.get_logger()
 Judging = Callable[[str], AbstractContextManager[None]]
@@ -53,34 +52,28 @@ class Stage:
         self._quarantine = Quarantine(spark, namespace)
         self._bases: dict[str, Base] = {}
         self._work: dict[str, Work] = {}
-        self._indexes: Indexes | None = None
         self._folder = local_folder(settings) / INDEXES / namespace
-        if settings.key_index:  # numpy, pyarrow and pyroaring are for this alone
-            from spark_consumers.iceberg import indexed_delete
-
-            self._indexes = indexed_delete.Indexes(spark, self._folder)
+        self._indexes = Indexes(spark, self._folder)
+        self._driver = DriverStage(spark, settings, self._indexes)
         self.ways: dict[str, Way] = {}
         """How the last epoch came into each table."""
 
     def close(self) -> None:
         """Release the locks that this writer has on this machine."""
-        if self._indexes is not None:
-            self._indexes.close()
+        self._indexes.close()
 
     def keep_index(self, state: State, snapshot: int) -> None:
         """Bring a table's index to its last snapshot before those in between are removed."""
-        if self._indexes is not None and state.shape is not None and state.rule is not None:
+        if state.shape is not None and state.rule is not None:
             self._indexes.keep(state, Layout(state.shape, state.rule), snapshot)
 
     def retain_indexes(self, states: Iterable[State]) -> None:
-        """Remove the key indexes of tables that are gone or not followed, and all if it is off.
+        """Remove the key indexes of tables that are gone or not followed.
 
         One that another program has stays.
         """
-        kept = set()
-        if self._indexes is not None:
-            kept = {state.uuid for state in states}
-            self._indexes.let_go(kept)
+        kept = {state.uuid for state in states}
+        self._indexes.let_go(kept)
         for folder in folders.remove_others(self._folder, kept):
             log.info("removed the key index of a table that is not indexed now", folder=str(folder))
 
@@ -89,7 +82,7 @@ class Stage:
         epoch: int,
         cut: Cut,
         work: list[Work],
-        events: DataFrame,
+        events: EpochEvents,
         states: dict[str, State],
         before: EpochRecord,
         judging: Judging,
@@ -100,22 +93,21 @@ class Stage:
         raises is left to `judging(table)`: if it passes the error over, the others are written.
         """
         values = {catalog.EPOCH: str(epoch), catalog.COMMIT_LSN: str(cut.commit_lsn)}
-        for option, value in values.items():
-            self._spark.conf.set(catalog.SUMMARY_OPTION + option, value)
-        bad: Bad = {}
-        if self._settings.on_bad_event == "quarantine":
-            bad, work = self._put_aside(epoch, events, work, judging)
+        left, bad = self._driver.write(work, events, states, judging), Bad()
+        if left and self._settings.on_bad_event == "quarantine":
+            bad, left = self._put_aside(epoch, events.frame, left, judging)
+        work = [*left, *(item for item in work if item.name in self._driver.written)]
         opened = {item.name: item.table for item in work}
         incomplete_tables.flag(opened, _quarantined(cut, work, bad))
         seen = {item.name: item.summary.seen_lsn for item in work}
         snapshot_rows.raise_bounds(seen, opened, states)
         self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
         self._bases = {}
-        self.ways = {}
+        self.ways = dict.fromkeys(self._driver.written, "driver")
         under_way.events_read, under_way.tables = under_way.events, len(self._work)
 
         def own(topic: str) -> DataFrame:
-            return without(changes.own_events(events, topic), bad.get(topic, ()))
+            return without(changes.own_events(events.frame, topic), bad.get(topic, ()))
 
         def stage(item: Work) -> None:
             state = states.get(item.name)
@@ -131,12 +123,16 @@ class Stage:
         def judged(item: Work) -> None:
             with judging(item.name):
                 stage(item)
-            under_way.tables_written = len(self._bases)
+            under_way.tables_written = len(self.written)
 
-        with self._staging.writing():
-            at_once(judged, list(self._work.values()))
-        self._work = {name: item for name, item in self._work.items() if name in self._bases}
-        self._add_up(epoch, cut, own, states, before)
+        self._driver.prepare(self._seals(values), catalog.tag_name(cut.commit_lsn), judging)
+        if left or self._settings.sums:
+            for option, value in values.items():
+                self._spark.conf.set(catalog.SUMMARY_OPTION + option, value)
+            with self._staging.writing():
+                at_once(judged, [self._work[item.name] for item in left])
+            self._add_up(epoch, cut, own, states, before)
+        self._work = {name: item for name, item in self._work.items() if name in self.written}
         return sum(map(len, bad.values()))
 
     def _put_aside(
@@ -156,10 +152,8 @@ class Stage:
 
     def _deletes(self, work: Work, base: Base, values: dict[str, str]) -> Deletes | None:
         """Return what deletes a table's changed rows by the index of its keys, if it has one."""
-        if self._indexes is None or work.table.rebuilt:
+        if not self._settings.key_index or work.table.rebuilt:
             return None
-        from spark_consumers.iceberg.indexed_delete import Target
-
         summary = values | {catalog.WRITER: self._staging.name}
         target = Target(base.identifier, base.snapshot, self._staging.name, summary)
         events = work.summary.events
@@ -168,7 +162,12 @@ class Stage:
     @property
     def written(self) -> Collection[str]:
         """The tables that have the epoch in their branches, those of sums among them."""
-        return self._bases.keys()
+        return self._bases.keys() | self._driver.written
+
+    @property
+    def why(self) -> Mapping[str, str]:
+        """Why Spark has written the parts of tables."""
+        return self._driver.why
 
     def adopt(self, epoch: int, cut: Cut) -> dict[str, Adopted]:
         """Prepare, for each table that was written, the commit that gives it the epoch and its tag.
@@ -181,26 +180,30 @@ class Stage:
 
         def adopt(name: str) -> None:
             item = self._work.get(name)
-            unset = [catalog.REPLACED, catalog.FILLS, catalog.DROPS] if item else []
-            lacks = item.table.incomplete if item else None
-            rebuilt = item is not None and item.table.rebuilt
             drops = item.table.drops if item else ()
-            own = values | self._definition(name)
-            own |= snapshot_rows.bound(item.table) if item else {}
-            if item and drops:
-                left = [column for column in item.table.layout.kept if column not in drops]
-                own[catalog.KEPT] = json.dumps(left)
-            adopted[name] = self._staging.adopt(
-                self._bases[name],
-                own,
-                tag,
-                unset,
-                lambda note: note.brought(lacks, rebuilt=rebuilt),
-                drops,
-            )
+            seal = self._sealing(name, values)
+            given = seal.values, tag, seal.unset, seal.note_after, drops
+            adopted[name] = self._staging.adopt(self._bases[name], *given)
 
         at_once(adopt, sorted(self._bases))
-        return adopted
+        return adopted | self._driver.adopt(self._seals(values), tag)
+
+    def _seals(self, values: Mapping[str, str]) -> dict[str, Sealing]:
+        return {name: self._sealing(name, values) for name in self._driver.written}
+
+    def _sealing(self, name: str, values: Mapping[str, str]) -> Sealing:
+        """Return what the commit of a table's epoch changes beside its rows."""
+        item = self._work.get(name)
+        unset = [catalog.REPLACED, catalog.FILLS, catalog.DROPS] if item else []
+        lacks = item.table.incomplete if item else None
+        rebuilt = item is not None and item.table.rebuilt
+        drops = item.table.drops if item else ()
+        own = {**values, **self._definition(name)}
+        own |= snapshot_rows.bound(item.table) if item else {}
+        if item and drops:
+            left = [column for column in item.table.layout.kept if column not in drops]
+            own[catalog.KEPT] = json.dumps(left)
+        return Sealing(own, unset, lambda note: note.brought(lacks, rebuilt=rebuilt))
 
     def _definition(self, name: str) -> dict[str, str]:
         """Return the property of a table of sums that tells by which settings it is computed."""
@@ -215,8 +218,11 @@ class Stage:
         for name, item in sorted(self._work.items()):
             if item.table.rebuilt:
                 log.info("a rebuild is done", table=name)
-        if self._indexes is not None:
-            at_once(self._indexes.advance, adopted.values())
+        self._driver.follow(adopted)
+        at_once(
+            self._indexes.advance,
+            [each for name, each in adopted.items() if name not in self._driver.written],
+        )
 
     def _add_up(
         self,

@@ -16,9 +16,10 @@ from spark_consumers.iceberg.delete_insert import Deletes, delete_and_insert
 from spark_consumers.iceberg.evolution import key_changed, other_key
 from spark_consumers.iceberg.tables import OpenTable
 
-Way = Literal["append", "replace", "merge", "index", "scan"]
-"""How an epoch came into a table: rows were only added, or put in place of all others, or merged by
-key; or those that changed were deleted by position, found by the index or by a scan, and added."""
+Way = Literal["driver", "append", "replace", "merge", "index", "scan"]
+"""How an epoch came into a table: by this process itself (apply/), or by Spark: rows were only
+added, or put in place of all others, or merged by key; or those that changed were deleted by
+position, found by the index or by a scan, and added."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ the epoch's branch in one commit.
 """
 
 import contextlib
+import json
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,13 +23,15 @@ from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.table_files import UnknownFilesError
 from spark_consumers.iceberg.table_index import KeyIndex
 from spark_consumers.iceberg.tables import State
-from spark_consumers.java import java_class
-from spark_consumers.key_index.deletion_vectors import puffin
+from spark_consumers.java import table_files as program
+from spark_consumers.key_index.file_changes import Applied, Located, delete
 from spark_consumers.key_index.keys import Keys, is_indexable, keys_of
 
 log = structlog.get_logger()
 KEYS_MAX = 1_000_000
 """Keys of one epoch that come to the driver; rows of more are found by a scan of the table."""
+OPEN_MAX = 256
+"""Indexes that are open at a time, each with the lock of its folder: those that were used last."""
 
 
 class Target(NamedTuple):
@@ -60,7 +63,7 @@ class Indexes:
         if int(table.operations().current().formatVersion()) < 3:
             return False
         try:
-            index = self._of(table, layout)
+            index = self.of(table, layout)
             index.bring_to(table, target.snapshot)
             names = [f"c{field.source_index}" for field in layout.key]
             found: pa.Table = changes.select(*names).toArrow()
@@ -94,7 +97,7 @@ class Indexes:
         if (self._folder / state.uuid).is_dir():
             table = catalog.load(self._spark, state.identifier)
             with contextlib.suppress(UnknownFilesError):
-                self._of(table, layout).advance(table, snapshot, save=True)
+                self.of(table, layout).advance(table, snapshot, save=True)
 
     def let_go(self, kept: Collection[str]) -> None:
         """Let other programs have the indexes of tables that are not `kept`, by UUID."""
@@ -106,74 +109,47 @@ class Indexes:
         for index in self._known.values():
             index.close()
 
-    def _of(self, table: Any, layout: Layout) -> KeyIndex:
+    def of(self, table: Any, layout: Layout) -> KeyIndex:
         """Return the index of a table by the key that it has now."""
-        identity, schema = str(table.uuid()), table.schema()
+        schema = table.schema()
         fields = [schema.findField(field.name) for field in layout.key]
         if None in fields:
             raise UnknownFilesError("the table lacks a column of its key")
-        key = [int(field.fieldId()) for field in fields]
-        index = self._known.get(identity)
+        return self.of_key(str(table.uuid()), [int(field.fieldId()) for field in fields])
+
+    def of_key(self, identity: str, key: list[int]) -> KeyIndex:
+        """Return the index of a table, by its UUID and the field ids of its key."""
+        index = self._known.pop(identity, None)
         if index is None or index.key != key:  # another source table may have come under its name
             if index is not None:
                 index.close()
-            index = self._known[identity] = KeyIndex(self._folder, identity, key)
+            index = KeyIndex(self._folder, identity, key)
+        self._known[identity] = index
+        if len(self._known) > OPEN_MAX:
+            self._known.pop(next(iter(self._known))).close()
         return index
 
 
-def delete_rows(table: Any, index: KeyIndex, keys: Keys, target: Target) -> int:
-    """Delete the rows of keys in one commit to the branch; return how many were there."""
-    vectors: dict[str, BitMap64] = {}
-    replaced = []
-    rows = 0
+def delete_rows(table: Any, index: KeyIndex, keys: Keys, target: Target) -> None:
+    """Delete the rows of keys in one commit to the branch."""
+    found = Applied()
+    path = str(table.locationProvider().newDataLocation(f"{uuid.uuid4()}-deletes.puffin"))
+    delete(found, located(table, index, keys), path, whole_files=False)
+    if not found.deletes:
+        return
+    for place, content in found.files.items():
+        table_files.write_file(table, place, content)
+    for one in found.deletes:
+        index.keep_vector(one, found.vectors[one["referenced-data-file"]])
+    own = {"branch": target.branch, "snapshot": target.snapshot, "summary": target.summary}
+    program(table).deleteRows(table, json.dumps(found.document() | own))
+
+
+def located(table: Any, index: KeyIndex, keys: Keys) -> dict[str, Located]:
+    """Return the rows that keys have, by data file."""
+    found = {}
     for path, positions in index.find(keys).items():
-        old, file = index.vector(table, path)
-        new = old | BitMap64(positions.astype("uint64"))
-        if len(new) > len(old):
-            rows += len(new) - len(old)
-            vectors[path] = new
-            replaced += [] if file is None else [file]
-    if not vectors:
-        return 0
-    content, blobs = puffin(vectors)
-    name = f"{uuid.uuid4()}-deletes.puffin"
-    location = str(table.locationProvider().newDataLocation(name))
-    table_files.write_file(table, location, content)
-    delta = table.newRowDelta().toBranch(target.branch).validateFromSnapshot(target.snapshot)
-    builders = _Builders(table, location, len(content))
-    for path, blob in blobs.items():
-        builder = builders.of(index.file(path))
-        builder.withReferencedDataFile(path).withContentOffset(blob.offset)
-        builder.withContentSizeInBytes(blob.length).withRecordCount(blob.rows)
-        delta.addDeletes(builder.build())
-        index.keep_vector(f"{location}#{blob.offset}", vectors[path])
-    for file in replaced:
-        delta.removeDeletes(file)
-    for key, value in target.summary.items():
-        delta.set(key, value)
-    delta.commit()
-    return rows
-
-
-class _Builders:
-    """Makes Java's deletion vectors of one file; each call to Java counts, as there are many."""
-
-    def __init__(self, table: Any, location: str, size: int) -> None:
-        self._table, self._location, self._size = table, location, size
-        self._known: dict[int, tuple[Any, bool]] = {}
-
-    def of(self, data: Any) -> Any:
-        """Return the builder of a data file's vector, without what differs from file to file."""
-        number = int(data.specId())
-        if number not in self._known:
-            spec = self._table.specs().get(number)
-            builder = java_class(self._table, "org.apache.iceberg.FileMetadata").deleteFileBuilder(
-                spec
-            )
-            builder.ofPositionDeletes().withFormat("puffin").withPath(self._location)
-            builder.withFileSizeInBytes(self._size)
-            self._known[number] = builder, bool(spec.isPartitioned())
-        builder, partitioned = self._known[number]
-        if partitioned:
-            builder.withPartition(data.partition())
-        return builder
+        deleted, vector = index.vector(table, path)
+        rows = BitMap64(positions.astype("uint64"))
+        found[path] = Located(rows, index.file(path), deleted, vector)
+    return found

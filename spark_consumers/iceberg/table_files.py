@@ -5,6 +5,7 @@ Files are read and written through the table's FileIO, wherever they are.
 
 import contextlib
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,13 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from schemas.errors import naming
-from spark_consumers.java import java_class
+from spark_consumers.java import table_files as program
 from spark_consumers.key_index.deletion_vectors import vector_of
+from spark_consumers.key_index.file_changes import Description
 
 SNAPSHOTS_MAX = 50
 """Up to SNAPSHOTS_MAX snapshots are followed one by one; more make the index anew."""
+_VECTORS_KEPT = 1_000
 _LOCAL = ("/", "file:")
 
 
@@ -31,29 +34,24 @@ class UnknownFilesError(Exception):
 class Files:
     """A table's data files by path, and the deletion vectors of those that have one."""
 
-    data: dict[str, Any] = field(default_factory=dict)
-    vectors: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Description] = field(default_factory=dict)
+    vectors: dict[str, Description] = field(default_factory=dict)
 
     def rows(self) -> int:
         """Count the rows that are not deleted, in time that grows with the number of files."""
         found, deleted = self.data.values(), self.vectors.values()
-        return sum(int(file.recordCount()) for file in found) - sum(
-            int(file.recordCount()) for file in deleted
+        return sum(int(f["record-count"]) for f in found) - sum(
+            int(f["record-count"]) for f in deleted
         )
 
 
 def listed(table: Any, snapshot: int) -> Files:
     """List the files of a snapshot."""
-    found = Files()
-    tasks = table.newScan().useSnapshot(snapshot).planFiles()
-    try:
-        for task in _each(tasks):
-            data = task.file()
-            path = _add_data(found, data)
-            for delete in _each(task.deletes()):
-                found.vectors[path] = _require_vector(delete)
-    finally:
-        tasks.close()
+    found, files = Files(), json.loads(program(table).listed(table, snapshot))
+    for data in files["data"]:
+        _add_data(found, data)
+    for delete in files["deletes"]:
+        found.vectors[_require_vector(delete)["referenced-data-file"]] = delete
     return found
 
 
@@ -63,50 +61,68 @@ def advance_files(table: Any, files: Files, before: int, snapshot: int) -> list[
     Return the paths of the data files that have come, the oldest first; None, with `files` as they
     were, where that snapshot does not descend from `before`, or is too many snapshots away.
     """
-    chain: list[Any] = []
-    at: int | None = snapshot
-    while at != before:
-        found = None if at is None else table.snapshot(at)
-        if found is None or len(chain) == SNAPSHOTS_MAX:
-            return None
-        chain.append(found)
-        parent = found.parentId()
-        at = None if parent is None else int(parent)
+    changes = program(table).changes(table, before, snapshot, SNAPSHOTS_MAX)
+    if changes is None:
+        return None
     added: dict[str, None] = {}
-    changes = java_class(table, "org.apache.iceberg.SnapshotChanges")
-    for snapshot_of in reversed(chain):
-        one = changes.builderFor(table).snapshot(snapshot_of).build()
-        for data in _each(one.addedDataFiles()):
+    for one in json.loads(changes):
+        for data in one["added"]:
             added[_add_data(files, data)] = None
-        for data in _each(one.removedDataFiles()):
-            path = str(data.location())
+        for data in one["removed"]:
+            path = data["file-path"]
             files.data.pop(path, None)
             files.vectors.pop(path, None)
             added.pop(path, None)
-        for delete in _each(one.removedDeleteFiles()):
-            files.vectors.pop(str(_require_vector(delete).referencedDataFile()), None)
-        for delete in _each(one.addedDeleteFiles()):
-            files.vectors[str(_require_vector(delete).referencedDataFile())] = delete
+        for delete in one["removed_deletes"]:
+            files.vectors.pop(_require_vector(delete)["referenced-data-file"], None)
+        for delete in one["added_deletes"]:
+            files.vectors[_require_vector(delete)["referenced-data-file"]] = delete
     return list(added)
 
 
-def vector(table: Any, delete: Any) -> BitMap64:
+def vector(table: Any, delete: Description) -> BitMap64:
     """Read a deletion vector."""
-    with opened(table, str(delete.location())) as file:
-        file.seek(int(delete.contentOffset()))
-        return vector_of(file.read(int(delete.contentSizeInBytes())))
+    with opened(table, delete["file-path"]) as file:
+        file.seek(delete["content-offset"])
+        return vector_of(file.read(delete["content-size-in-bytes"]))
 
 
-def write_file(table: Any, path: str, content: bytes) -> None:
+class Vectors:
+    """Deletion vectors that were read or written lately."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, BitMap64] = {}
+
+    def of(self, table: Any, delete: Description) -> BitMap64:
+        """Return a deletion vector; raise UnknownFilesError where it can't be read."""
+        name = _vector_name(delete)
+        if name not in self._known:
+            with readable(delete["file-path"]):
+                self.keep(delete, vector(table, delete))
+        return self._known[name]
+
+    def keep(self, delete: Description, vector: BitMap64) -> None:
+        """Remember a deletion vector."""
+        if len(self._known) >= _VECTORS_KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[_vector_name(delete)] = vector
+
+
+def _vector_name(delete: Description) -> str:
+    return f"{delete['file-path']}#{delete['content-offset']}"
+
+
+def write_file(table: Any, path: str, content: bytes | pa.Buffer) -> None:
     """Write a new file; its folder need not be there (write.object-storage.enabled)."""
     if _is_local(path):
-        _local(path).parent.mkdir(parents=True, exist_ok=True)
-        with naming(_local(path)), _local(path).open("xb") as file:
-            file.write(content)
+        with naming(_local(path)):
+            _local(path).parent.mkdir(parents=True, exist_ok=True)
+            with _local(path).open("xb") as file:
+                file.write(content)
         return
     stream = table.io().newOutputFile(path).create()
     try:
-        stream.write(content)
+        stream.write(bytes(content))
     finally:
         stream.close()
 
@@ -178,24 +194,18 @@ class _JavaFile(io.RawIOBase):
         super().close()
 
 
-def _add_data(files: Files, data: Any) -> str:
-    path = str(data.location())
-    if str(data.format()).upper() != "PARQUET":
+def _add_data(files: Files, data: Description) -> str:
+    path: str = data["file-path"]
+    if data["file-format"].upper() != "PARQUET":
         raise UnknownFilesError(f"{path} is not a Parquet file")
     files.data[path] = data
     return path
 
 
-def _require_vector(delete: Any) -> Any:
-    if delete.contentOffset() is None:  # only a deletion vector has one
-        raise UnknownFilesError(f"{delete.location()} deletes rows, and is not a deletion vector")
+def _require_vector(delete: Description) -> Description:
+    if "content-offset" not in delete:  # only a deletion vector has one
+        raise UnknownFilesError(f"{delete['file-path']} deletes rows, and is not a deletion vector")
     return delete
-
-
-def _each(values: Any) -> Iterator[Any]:
-    rest = values.iterator()
-    while rest.hasNext():
-        yield rest.next()
 
 
 def _is_local(path: str) -> bool:

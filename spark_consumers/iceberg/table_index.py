@@ -13,9 +13,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from pyroaring import BitMap64
 
 from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import table_files
-from spark_consumers.iceberg.table_files import Files, UnknownFilesError
+from spark_consumers.iceberg.table_files import Files, UnknownFilesError, Vectors
 from spark_consumers.key_index import folders, segment_files
 from spark_consumers.key_index import segments as search
+from spark_consumers.key_index.file_changes import Applied, Description
 from spark_consumers.key_index.keys import Keys, joined, keys_of
 from spark_consumers.key_index.segments import Segment
 
@@ -43,8 +43,6 @@ TROUBLES = (OSError, EOFError, ValueError, pa.ArrowException, *FOREIGN)
 """Errors of a folder that is full, torn or not writable, or of the table's files."""
 _UNSAVED_MAX = 8
 """Up to _UNSAVED_MAX changes of the index are not written down: who starts anew follows them."""
-_VECTORS_KEPT = 1_000
-_VERSION = 2
 _MANIFEST = "manifest.json"
 
 
@@ -68,7 +66,7 @@ class KeyIndex:
         self._known: Known | None = None
         self._paths: list[str] = []
         self._segments: list[tuple[str, Segment]] = []
-        self._vectors: dict[str, BitMap64] = {}
+        self._vectors = Vectors()
         self._unsaved = 0
         self._rows_max = 0
 
@@ -100,17 +98,51 @@ class KeyIndex:
         Called while the snapshots in between are there. `save`: the snapshots before this one are
         about to be removed, so that what is written down must be of this one.
         """
+        with self._following():
+            if self._known is None:
+                self._take_folder()
+                self._load(table)
+            if self._known is None or not self._follow(table, snapshot):
+                self._forget()
+            elif save:
+                self._save()
+
+    def follow_own(self, before: int | None, snapshot: int, applied: Applied) -> None:
+        """Follow a commit of this program's own on the snapshot `before`: its rows are known."""
+        known = self._known
+        if known is not None and known.snapshot == before:
+            with self._following():
+                self._take_in(known, snapshot, applied)
+
+    @contextlib.contextmanager
+    def _following(self) -> Iterator[None]:
+        """Lose the index where its folder fails: it is made anew when it is needed."""
         with contextlib.suppress(UnknownFilesError), self._giving_up():
             try:
-                if self._known is None:
-                    self._take_folder()
-                    self._load(table)
-                if self._known is None or not self._follow(table, snapshot):
-                    self._forget()
-                elif save:
-                    self._save()
+                yield
             except TROUBLES as error:
                 self._lose(error)
+
+    def _take_in(self, known: Known, snapshot: int, applied: Applied) -> None:
+        """Take the files and the rows of a commit into the index."""
+        files = known.files
+        for data in applied.removed_data:
+            files.data.pop(data["file-path"], None)
+            files.vectors.pop(data["file-path"], None)
+        for delete in applied.deletes:
+            path = delete["referenced-data-file"]
+            files.vectors[path] = delete
+            self.keep_vector(delete, applied.vectors[path])
+        for data in applied.added:
+            assert applied.keys is not None
+            path, number = data["file-path"], len(self._paths)
+            files.data[path], known.numbers[path] = data, number
+            self._paths.append(path)
+            positions = np.arange(len(applied.keys.numbers), dtype=np.int64)
+            self._insert(Segment.of(applied.keys, search.places_in(number, positions)))
+            self._merge()
+        known.snapshot = snapshot
+        self._save_at_times()
 
     def close(self) -> None:
         """Write down the index, and let another program have the folder."""
@@ -133,26 +165,24 @@ class KeyIndex:
         positions = np.split(search.positions_of(places), firsts[1:])
         return {self._paths[number]: p for number, p in zip(files, positions, strict=True)}
 
-    def file(self, path: str) -> Any:
-        """Return a data file of the snapshot, as Java has it."""
+    def file(self, path: str) -> Description:
+        """Return a data file of the snapshot."""
         return self._state.files.data[path]
 
-    def vector(self, table: Any, path: str) -> tuple[BitMap64, Any]:
-        """Return the deletion vector of a data file, and Java's delete file (None without one)."""
+    def files(self) -> Iterable[tuple[str, Description]]:
+        """Return the data files of the snapshot, with their paths."""
+        return self._state.files.data.items()
+
+    def vector(self, table: Any, path: str) -> tuple[BitMap64, Description | None]:
+        """Return the deletion vector of a data file, and its description (None without one)."""
         delete = self._state.files.vectors.get(path)
         if delete is None:
             return BitMap64(), None
-        name = f"{delete.location()}#{int(delete.contentOffset())}"
-        if name not in self._vectors:
-            with table_files.readable(str(delete.location())):
-                self.keep_vector(name, table_files.vector(table, delete))
-        return self._vectors[name], delete
+        return self._vectors.of(table, delete), delete
 
-    def keep_vector(self, name: str, vector: BitMap64) -> None:
-        """Remember a deletion vector by its file and offset."""
-        if len(self._vectors) >= _VECTORS_KEPT:
-            del self._vectors[next(iter(self._vectors))]
-        self._vectors[name] = vector
+    def keep_vector(self, delete: Description, vector: BitMap64) -> None:
+        """Remember a deletion vector that was just written."""
+        self._vectors.keep(delete, vector)
 
     @property
     def _state(self) -> Known:
@@ -211,9 +241,7 @@ class KeyIndex:
         if added:
             self._add(table, added)
             self._merge()
-        self._unsaved += 1
-        if self._unsaved > _UNSAVED_MAX:
-            self._save()
+        self._save_at_times()
         return True
 
     def _is_too_large(self) -> bool:
@@ -319,7 +347,7 @@ class KeyIndex:
         """Take what the folder has; an index that is damaged or of another form is none."""
         try:
             found = json.loads((self._folder / _MANIFEST).read_text(encoding="utf-8"))
-            if (found["form"], found["key"]) != (_form(), self.key):
+            if (found["form"], found["key"]) != (segment_files.form(), self.key):
                 return
             texts = bool(found["texts"])
             read = [
@@ -340,11 +368,16 @@ class KeyIndex:
         self._known, self._paths, self._segments = Known(snapshot, files, numbers), paths, read
         self._bound_rows()
 
+    def _save_at_times(self) -> None:
+        self._unsaved += 1
+        if self._unsaved > _UNSAVED_MAX:
+            self._save()
+
     def _save(self) -> None:
         """Write down what the index is of, and remove segments that are no longer its own."""
         names = [name for name, _ in self._segments]
         document = {
-            "form": _form(),
+            "form": segment_files.form(),
             "key": self.key,
             "snapshot": self._state.snapshot,
             "files": len(self._paths),
@@ -360,14 +393,4 @@ class KeyIndex:
 
     def _forget(self) -> None:
         self._known, self._paths, self._segments = None, [], []
-        self._vectors.clear()
-
-
-@cache
-def _form() -> str:
-    """Return the form of the files, and since when this machine runs.
-
-    Segments are not forced to the disk: what a machine that went down has left is not believed.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{_VERSION} {boot.read_text(encoding='ascii').strip() if boot.exists() else ''}"
+        self._vectors = Vectors()

@@ -274,6 +274,19 @@ def _properties(layout: Layout) -> dict[str, str]:
 
 def state_of(identifier: str, table: Any, properties: Mapping[str, str], *, large: bool) -> State:
     """Return the state of a table by its `properties`."""
+    columns = catalog.column_names(table)
+    return state_from(identifier, str(table.uuid()), columns, properties, large=large)
+
+
+def state_from(
+    identifier: str,
+    uuid: str,
+    columns: tuple[str, ...],
+    properties: Mapping[str, str],
+    *,
+    large: bool,
+) -> State:
+    """Return the state of a table by its `properties`. Pure."""
     source, shape, rule = (
         properties[catalog.SOURCE],
         properties.get(catalog.SHAPE),
@@ -290,10 +303,10 @@ def state_of(identifier: str, table: Any, properties: Mapping[str, str], *, larg
         if catalog.REPLACED in properties
         else None,
         Shape.from_document(source, json.loads(shape)) if shape else None,
-        str(table.uuid()),
+        uuid,
         large,
         int(properties.get(catalog.SEEN_LSN, NEVER)),
-        catalog.column_names(table),
+        columns,
         rules.from_document(rule) if rule else None,
         tuple(json.loads(properties.get(catalog.KEPT, "[]"))),
         sealed,

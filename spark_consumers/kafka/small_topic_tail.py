@@ -40,8 +40,11 @@ class CommittedRecord(NamedTuple):
     value: bytes | None
 
 
-def consumer(kafka: KafkaSettings) -> Consumer:
-    """Return a consumer of committed records that keeps no offsets in Kafka."""
+def consumer(kafka: KafkaSettings, *, wait_ms: int = 50) -> Consumer:
+    """Return a consumer of committed records that keeps no offsets in Kafka.
+
+    `wait_ms`: how long a broker waits for new records before it says that there are none.
+    """
     return Consumer(
         client_options(kafka)
         | {
@@ -50,7 +53,7 @@ def consumer(kafka: KafkaSettings) -> Consumer:
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
-            "fetch.wait.max.ms": 50,
+            "fetch.wait.max.ms": wait_ms,
         }
     )
 

@@ -10,6 +10,7 @@ offsets is a set of whole source transactions.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import structlog
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -18,6 +19,8 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.events import transaction_topic
 from schemas.settings import KafkaSettings
 from schemas.tracing import TRACEPARENT
+from spark_consumers.events.unsuited import Unsuited
+from spark_consumers.kafka.few_records import Record, RecordReader
 from spark_consumers.kafka.reader import TopicOffsets, reader_options
 from spark_consumers.kafka.transactions import EndEvent
 
@@ -43,8 +46,12 @@ class TransactionTopic:
         follows: Callable[[str], bool],
         *,
         traced: bool = False,
+        few: RecordReader | None = None,
     ) -> None:
-        """Read also the headers `traceparent` where it is `traced`."""
+        """Read also the headers `traceparent` where it is `traced`.
+
+        `few`: reads few records into this process.
+        """
         self.name = transaction_topic(kafka.topic_prefix)
         self._kafka = kafka
         self._topics = topics
@@ -52,6 +59,7 @@ class TransactionTopic:
         self._follows = follows
         self._names: dict[str, bool] = {}
         self._warned = False
+        self._few = few
 
     def exists(self) -> bool:
         """Tell whether the bridge has made the topic. Raise SetupError where its order is lost."""
@@ -159,6 +167,32 @@ class TransactionTopic:
         """Format an offset as Spark's Kafka source writes it."""
         return json.dumps({self.name: {"0": offset}})
 
+    def taken(
+        self, records: DataFrame, start: int | None, end: int, after_lsn: int
+    ) -> Iterator[EndEvent]:
+        """Yield the ENDs after `after_lsn` between offsets, in order: those among `records`.
+
+        This process reads them by itself where they are few, and Spark where they are not, or
+        where one is not what the bridge writes.
+        """
+        try:
+            rows = self._few_ends(start, end, after_lsn)
+        except Unsuited:
+            yield from self.ends(records, after_lsn)
+            return
+        for row in sorted(rows, key=lambda row: row.offset):
+            found = self._end(row)
+            if found is not None:
+                yield found
+
+    def _few_ends(self, start: int | None, end: int, after_lsn: int) -> "list[EndRow]":
+        """Return the ENDs between offsets; raise Unsuited where Spark is to read them."""
+        if self._few is None or start is None or self._traced:
+            raise Unsuited("the first records, or their headers")
+        found = self._few.read({self.name: {0: start}}, {self.name: {0: max(start, end)}})
+        rows = map(end_of, found[self.name])
+        return [row for row in rows if row is not None and row.commit_lsn > after_lsn]
+
     def ends(self, records: DataFrame, after_lsn: int) -> Iterator[EndEvent]:
         """Yield the ENDs after `after_lsn` among records of the topic, in order: one Spark job.
 
@@ -170,7 +204,7 @@ class TransactionTopic:
             if end is not None:
                 yield end
 
-    def _end(self, row: Row) -> EndEvent | None:
+    def _end(self, row: "Row | EndRow") -> EndEvent | None:
         """Return the END in a row of the topic; None, with a warning, for another record.
 
         Raise SetupError where the topic has several partitions.
@@ -203,6 +237,36 @@ class TransactionTopic:
             subject=self.name,
             hint="delete the topic and let the bridge create it",
         )
+
+
+class EndRow(NamedTuple):
+    """A row of `ends`."""
+
+    partition: int
+    offset: int
+    read_ms: int
+    status: str
+    commit_lsn: int
+    ts_ms: int
+    data_collections: list[tuple[str, int]]
+    trace: str = ""
+
+
+def end_of(record: Record) -> EndRow | None:
+    """Return an END, None for a BEGIN; raise Unsuited for any other record. Pure."""
+    try:
+        found = json.loads(record.value)
+        if found["status"] == "BEGIN":
+            return None
+        numbers = found["commit_lsn"], found["ts_ms"]
+        counts = [(c["data_collection"], c["event_count"]) for c in found["data_collections"]]
+        plain = all(type(n) is int for n in (*numbers, *(count for _, count in counts)))
+        plain = plain and found["status"] == "END" and all(type(n) is str for n, _ in counts)
+    except (ValueError, LookupError, TypeError) as error:
+        raise Unsuited("a record that is not an END") from error
+    if not plain:
+        raise Unsuited("a record that is not an END")
+    return EndRow(record.partition, record.offset, record.ts_ms, "END", *numbers, counts)
 
 
 def ends(records: DataFrame, after_lsn: int) -> DataFrame:

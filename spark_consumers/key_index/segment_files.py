@@ -1,5 +1,6 @@
 """Files of segments: written once, and mapped into memory, one file for each part."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,17 @@ from spark_consumers.key_index.segments import Segment
 
 _NUMBERS, _PLACES, _ENDS, _BODY = "numbers", "places", "ends", "body"
 _SUFFIX = ".npy"
+_VERSION = 2
+
+
+@cache
+def form() -> str:
+    """Return the form of the files, and since when this machine runs.
+
+    Segments are not forced to the disk: what a machine that went down has left is not believed.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{_VERSION} {boot.read_text(encoding='ascii').strip() if boot.exists() else ''}"
 
 
 def write_segment(stem: Path, segment: Segment) -> None:

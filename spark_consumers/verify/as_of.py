@@ -14,8 +14,9 @@ from pyspark.sql import functions as F
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
-from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted
+from spark_consumers.epochs.event_reader import EventReader, Taken
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of, require_snapshot
+from spark_consumers.epochs.missing_events import Wanted
 from spark_consumers.epochs.small_topics import expect_noted_ids
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
@@ -160,7 +161,7 @@ class _Witness:
     def _as_of_shapes(self, taken: Taken, topic: str, shapes: list[Shape]) -> DataFrame:
         """Return the rows that Kafka's events leave, in columns c0, c1 and so on."""
         summary = taken.summaries.get(topic, TopicSummary(topic))
-        own = changes.own_events(taken.events, topic)
+        own = changes.own_events(taken.events.frame, topic)
         begins = [summary.last_truncate] if summary.last_truncate else []
         begins += [
             CommitPosition(after.since.commit_lsn, after.since.seq - 1)

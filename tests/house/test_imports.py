@@ -79,9 +79,25 @@ LAYERS = {
         ("cli",),
     ),
     "spark_consumers": (
-        ("java", "session", "sql", "key_index", "executor", "liveness", "status", "formats"),
+        (
+            "java",
+            "java_program",
+            "session",
+            "sql",
+            "key_index",
+            "executor",
+            "liveness",
+            "status",
+            "formats",
+        ),
         ("events",),
-        *(("failures", "kafka"), ("iceberg",), ("epochs",), ("blame", "verify", "operations")),
+        *(
+            ("failures", "kafka"),
+            ("iceberg",),
+            ("apply",),
+            ("epochs",),
+            ("blame", "verify", "operations"),
+        ),
         *(("restore", "audit", "terminal"), ("command",), ("submit",)),
     ),
 }

@@ -264,6 +264,12 @@ def new_pipeline(
 
 
 @pytest.fixture
+def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark applies all epochs, as it does large ones."""
+    monkeypatch.setattr("spark_consumers.kafka.few_records.RECORDS_MAX", -1)
+
+
+@pytest.fixture
 def any_table_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its second epoch on."""
     monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)

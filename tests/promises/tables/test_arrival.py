@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import OperatorNeeded, Retryable
-from spark_consumers.epochs.event_reader import EventReader
+from spark_consumers.epochs.epoch_events import EpochEvents
 from spark_consumers.kafka.reader import TopicOffsets
 from tests.promises.tables.conftest import NewPipeline, Pipeline
 from tests.promises.tables.lagging_broker import lag
@@ -106,13 +106,13 @@ def test_hidden_records_are_awaited_and_read_once(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
-    original = EventReader.records
+    original = EpochEvents.read
 
     def records(*arguments: Any) -> Any:
         reads.append(arguments)
         return original(*arguments)
 
-    monkeypatch.setattr(EventReader, "records", records)
+    monkeypatch.setattr(EpochEvents, "read", records)
     monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", patient(60))
     show = two_items(pipeline)
     shown = threading.Timer(1.5, show)
@@ -130,16 +130,16 @@ def test_a_read_that_takes_longer_than_the_deadline_is_not_the_last(
     monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.0)
     monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 0.0)
     show = two_items(pipeline)
-    original = EventReader.records
+    original = EpochEvents.read
 
     def records(*arguments: Any) -> Any:
         """What comes while it is read is not in it."""
         found = original(*arguments)
-        monkeypatch.setattr(EventReader, "records", original)
+        monkeypatch.setattr(EpochEvents, "read", original)
         show()
         return found
 
-    monkeypatch.setattr(EventReader, "records", records)
+    monkeypatch.setattr(EpochEvents, "read", records)
     pipeline.apply()
     assert len(rows(pipeline)) == 2
 
@@ -149,15 +149,15 @@ def shown_after_the_first_read(
 ) -> None:
     """Kafka shows an event only when the epoch was read once, and its deadlines are over."""
     monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 0.0)
-    original = EventReader.records
+    original = EpochEvents.read
 
-    def records(reader: EventReader, *arguments: Any) -> Any:
-        found = original(reader, *arguments).localCheckpoint()
-        monkeypatch.setattr(EventReader, "records", original)
+    def records(*arguments: Any) -> Any:
+        found = original(*arguments)
+        monkeypatch.setattr(EpochEvents, "read", original)
         show()
         return found
 
-    monkeypatch.setattr(EventReader, "records", records)
+    monkeypatch.setattr(EpochEvents, "read", records)
 
 
 @pytest.mark.long

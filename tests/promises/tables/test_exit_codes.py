@@ -188,7 +188,7 @@ def test_a_role_that_the_catalogs_database_refuses_is_no_outage(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("any_table_is_large")
+@pytest.mark.usefixtures("any_table_is_large", "by_spark")
 def test_files_of_a_table_that_spreads_them_over_folders(new_pipeline: NewPipeline) -> None:
     properties = {"write.object-storage.enabled": "true"}
     rules = {"public.items": {"properties": properties}}

@@ -55,6 +55,7 @@ def finish(pipeline: Pipeline) -> None:
         pipeline.step()
 
 
+@pytest.mark.usefixtures("by_spark")
 def test_a_table_without_its_data_file_is_parked_and_made_anew(pipeline: Pipeline) -> None:
     """The first rebuild goes on from the rows, as for what passes; the next one begins anew."""
     lose_data(pipeline, "bad")
@@ -76,6 +77,7 @@ def test_a_table_without_its_data_file_is_parked_and_made_anew(pipeline: Pipelin
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("by_spark")
 def test_what_two_tables_fail_with_ends_the_run(pipeline: Pipeline) -> None:
     for table in ("good", "bad"):
         lose_data(pipeline, table)
@@ -83,6 +85,17 @@ def test_what_two_tables_fail_with_ends_the_run(pipeline: Pipeline) -> None:
     with pytest.raises(SlotbridgeError, match=r"public\.bad, public\.good"):
         pipeline.apply()
     assert pipeline.note("bad").state == "following"
+
+
+@pytest.mark.long
+def test_a_table_without_its_manifests_is_parked(pipeline: Pipeline) -> None:
+    """The commit alone reads them: it is prepared table by table then."""
+    identifier = pipeline.identifier("bad")
+    for row in pipeline.spark.table(f"{identifier}.manifests").collect():
+        Path(urlparse(row.path).path).unlink()
+    both(pipeline, 2)
+    assert NAME in pipeline.apply().refused
+    assert ids(pipeline, "good") == [1, 2]
 
 
 @pytest.mark.long

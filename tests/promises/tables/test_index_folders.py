@@ -84,7 +84,7 @@ def configure(pipeline: Pipeline, **values: object) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("any_table_is_large")
+@pytest.mark.usefixtures("any_table_is_large", "by_spark")
 def test_indexes_of_tables_that_are_gone_or_not_followed_are_removed(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +117,3 @@ def test_indexes_of_tables_that_are_gone_or_not_followed_are_removed(
     with monkeypatch.context() as patch:
         patch.setattr(KeyIndex, "_build", killed)
         assert change(pipeline, "c", 1) == "index"
-    pipeline.restart()
-    configure(pipeline, key_index=False)
-    assert pipeline.runner
-    assert not list(parent.iterdir())

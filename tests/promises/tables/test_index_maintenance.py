@@ -59,7 +59,7 @@ def meet(patch: pytest.MonkeyPatch, place: Any, name: str, pipeline: Pipeline) -
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("any_table_is_large")
+@pytest.mark.usefixtures("any_table_is_large", "by_spark")
 def test_maintenance_of_another_process_leaves_rows_right(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

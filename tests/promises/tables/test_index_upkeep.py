@@ -29,7 +29,7 @@ from tests.promises.tables.test_indexed_delete import (
 )
 from tests.spark_consumers.key_index.test_segments import text_keys
 
-pytestmark = pytest.mark.usefixtures("any_table_is_large")
+pytestmark = pytest.mark.usefixtures("any_table_is_large", "by_spark")
 
 
 @pytest.fixture

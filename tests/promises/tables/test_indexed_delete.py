@@ -27,7 +27,7 @@ NAMES = SourceTable("names", {"name": ("text", -1), "v": ("text", -1)}, key=("na
 REALS = SourceTable("reals", {"x": ("float8", -1), "v": ("text", -1)}, key=("x",))
 
 
-pytestmark = pytest.mark.usefixtures("any_table_is_large")
+pytestmark = pytest.mark.usefixtures("any_table_is_large", "by_spark")
 
 
 @pytest.fixture

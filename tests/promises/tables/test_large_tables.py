@@ -8,7 +8,7 @@ from tests.marks import long_but
 from tests.promises.tables.conftest import NewPipeline, Pipeline
 from tests.promises.tables.test_current import ITEMS, item, rows
 
-pytestmark = pytest.mark.usefixtures("any_table_is_large")
+pytestmark = pytest.mark.usefixtures("any_table_is_large", "by_spark")
 
 
 @pytest.fixture(params=long_but(True, [False, True]), ids=["scan", "index"])
