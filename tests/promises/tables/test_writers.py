@@ -154,6 +154,7 @@ def test_an_overtaken_writer_parks_nothing_and_a_note_of_an_earlier_epoch_is_not
     assert pipeline.note("log").state == "following"
 
 
+@pytest.mark.usefixtures("by_spark")  # its seams are those of branches
 @pytest.mark.long
 @pytest.mark.parametrize(("place", "name"), [(Staging, "adopt"), (epoch_runner, "publish")])
 def test_an_overtaken_writer_sets_back_no_bound_of_a_snapshot(
@@ -426,6 +427,7 @@ def test_sums_get_an_epoch_though_another_one_has_given_them_its_number(
     assert [tuple(row) for row in sums] == [(1, 6, 3)]
 
 
+@pytest.mark.usefixtures("by_spark")  # its seams are those of branches
 @pytest.mark.long
 def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_nothing(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
@@ -451,6 +453,7 @@ def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_n
     assert [row.b for row in pipeline.rows("log")] == [0, 1]
 
 
+@pytest.mark.usefixtures("by_spark")  # its seams are those of branches
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["insert", "written", "written first"])
 @pytest.mark.usefixtures("any_table_is_large")
