@@ -265,11 +265,9 @@ def _synchronize(connection: Connection) -> None:
     PostgreSQL 19 waits until every slot is, also those that nobody advances meanwhile (slotsync.c):
     each try is short, and the caller looks at the slots themselves.
     """
-    connection.execute(f"SET statement_timeout = {_SYNCHRONIZE_MS}".encode())
-    try:
+    with connection.transaction():  # SET alone would replace what the session was pinned to
+        connection.execute(f"SET LOCAL statement_timeout = {_SYNCHRONIZE_MS}".encode())
         connection.execute("SELECT pg_sync_replication_slots()")
-    finally:
-        connection.execute("RESET statement_timeout")
 
 
 def _superuser(connection: Connection) -> str:

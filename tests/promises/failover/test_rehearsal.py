@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.errors import ObjectNotInPrerequisiteState
 
 from services.failover.drill.clone import SLOT
-from services.failover.drill.rehearsal import KEY
+from services.failover.drill.rehearsal import KEY, _synchronize
+from services.postgres.sessions import FAILOVER, open_session
 from services.testbed.bed import Bed
+from tests.conftest import NewPair
 from tests.promises.failover.check.examining import make_slot, reset_on, set_on
 from tests.promises.failover.conftest import NewTrio, machines
 from tests.promises.failover.servers import (
@@ -186,3 +189,12 @@ def assert_nothing_left(trio: Trio, bed: Bed) -> None:
         )
     running = f"SELECT count(*) FROM pg_stat_replication WHERE application_name = '{SLOT}'"
     eventually(lambda: ask(trio.primary, running) == 0, what="the clone is gone")
+
+
+def test_the_drills_try_leaves_the_session_as_it_was_pinned(new_pair: NewPair) -> None:
+    conninfo = new_pair().primary.conninfo()
+    with open_session(FAILOVER, conninfo, {"statement_timeout": "9s"}) as session:
+        with pytest.raises(ObjectNotInPrerequisiteState):
+            _synchronize(session)
+        shown = session.execute("SHOW statement_timeout").fetchone()
+    assert shown == ("9s",)
