@@ -25,6 +25,7 @@ from services.bridge.source.replication_connection import ReplicationConnection
 from services.bridge.source.server_errors import session_error
 from services.bridge.source.table_options import creation_statement
 from services.bridge.source.witness import witness_of
+from services.postgres.identifiers import identifier
 from services.postgres.publications import publication_oid, rows_before
 from services.postgres.server import Connection
 from services.postgres.witness_sequences import sequence_rights
@@ -139,7 +140,7 @@ def _lacks(right: str, what: str, statement: str, connection: Connection) -> Fin
     role = connection.info.user
     error = SetupError(
         f"the role {role} lacks {right} on {what}",
-        hint=f'{statement} "{role}"; or run sql/roles.sql (`slotbridge sql roles`)',
+        hint=f"{statement} {identifier(role)}; or run sql/roles.sql (`slotbridge sql roles`)",
         exit_code=ExitCode.PRIVILEGE_MISSING,
     )
     return start_refusal("role-lacks-rights", error, f"role {role}")
