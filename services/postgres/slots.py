@@ -53,6 +53,15 @@ class Slot:
         """
         return self.plugin == "pgrepack"
 
+    @property
+    def of_server(self) -> bool:
+        """True for a slot of the server's own, which no standby or consumer moves (PostgreSQL 19).
+
+        `pg_conflict_detection` is kept for retain_dead_tuples of subscriptions: its name is
+        reserved, and nobody may drop it (slot.c).
+        """
+        return self.of_repack or self.slot_name == "pg_conflict_detection"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatistics:
@@ -84,15 +93,9 @@ _SLOTS: LiteralString = """
 
 
 def read_slots(connection: Connection) -> list[Slot]:
-    """Read every slot of the server but its own, by name (PostgreSQL 17 or newer).
-
-    `pg_conflict_detection` is the server's own, for retain_dead_tuples of subscriptions: its name
-    is reserved, and nobody may drop it (PostgreSQL 19, slot.c).
-    """
+    """Read every slot of the server, by name (PostgreSQL 17 or newer)."""
     with connection.cursor(row_factory=class_row(Slot)) as cursor:
-        return cursor.execute(
-            _SLOTS + " WHERE slot_name <> 'pg_conflict_detection' ORDER BY slot_name"
-        ).fetchall()
+        return cursor.execute(_SLOTS + " ORDER BY slot_name").fetchall()
 
 
 def read_slot(connection: Connection, slot: str) -> Slot | None:

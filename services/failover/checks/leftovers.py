@@ -46,6 +46,8 @@ def leftover_slot(facts: Facts) -> Iterator[Seen]:
         for slot in node.state.slots:
             if slot.active_pid is not None or slot.temporary or slot.invalidation_reason:
                 continue
+            if slot.of_server:
+                continue
             own = node.standby and slot.failover and not slot.synced
             if slot.slot_type == "physical":
                 if slot.slot_name not in waited_for or not node.leading:

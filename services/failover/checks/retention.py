@@ -73,6 +73,8 @@ def slot_reserves_wal(facts: Facts) -> Iterator[Seen]:
         for slot in state.slots:
             if slot.restart_lsn is not None or slot.invalidation_reason or slot.temporary:
                 continue
+            if slot.of_server:
+                continue
             name = slot.slot_name
             physical = slot.slot_type == "physical"
             yield Seen(
@@ -106,7 +108,7 @@ def slot_without_failover(facts: Facts) -> Iterator[Seen]:
     required = {r.slot for r in facts.required}
     for primary, state in facts.above:
         for slot in state.slots:
-            if slot.slot_name in required or slot.of_repack:
+            if slot.slot_name in required or slot.of_server:
                 continue
             if slot.slot_type == "logical" and not slot.failover:
                 kind = "is temporary" if slot.temporary else "was made without failover"

@@ -1,4 +1,4 @@
-"""What came with PostgreSQL 19 (`make postgres-19`): subscriptions by a foreign server."""
+"""What came with PostgreSQL 19 (`make postgres-19`): foreign servers, REPACK, the server's slot."""
 
 import threading
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from psycopg import sql
 
 from services.postgres.server import Connection
+from services.postgres.slots import read_slots
 from services.testbed.bed import Bed
 from tests.promises.failover.conftest import NewTrio, machines
 from tests.promises.failover.servers import (
@@ -123,6 +124,28 @@ def test_a_running_repack_is_named_before_a_switchover(
         thread.join()
     ran = slotfailover("switchover", "--config", config, "--yes", "--to", "b")
     assert ran.code == 0, ran.err
+
+
+def test_the_servers_own_slot_takes_room_and_is_left_alone(
+    local_trio: NewTrio, tmp_path: Path
+) -> None:
+    """The primary itself subscribes, with retain_dead_tuples."""
+    trio = local_trio(settings={"track_commit_timestamp": "on"})
+    subscribe(trio, "s1")
+    tell(trio.subscriber, "CREATE PUBLICATION back FOR TABLE t", dbname=trio.dbname)
+    there = trio.subscriber.conninfo(trio.dbname)
+    with connect(trio.primary, trio.dbname) as primary:
+        primary.execute(
+            sql.SQL(
+                "CREATE SUBSCRIPTION own CONNECTION {} PUBLICATION back"
+                " WITH (copy_data = false, retain_dead_tuples = true)"
+            ).format(there)
+        )
+        conflict = "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ 'conflict'"
+        eventually(lambda: ask(trio.primary, conflict) == 1, what="the server has made its slot")
+        assert "pg_conflict_detection" in {slot.slot_name for slot in read_slots(primary)}
+    checked = slotfailover("check", "--config", configuration(tmp_path, trio), "--json")
+    assert [one["check"] for one in checked.json["findings"] if "conflict" in str(one)] == []
 
 
 def repack(connection: Connection) -> None:
